@@ -1,0 +1,68 @@
+# The few verbs of this project; CI calls the same. `make help` lists them.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROMPT ?= Explain in three sentences why the sky is blue.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test test-all lint format bench proto clean
+
+help: ## list these verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# Installed anew only when what is to be installed changes.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Paceline needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Paceline needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "No virtual environment could be made (Debian: apt-get install python3-venv)"; exit 1; }
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/pip install --quiet --upgrade pip
+	@$(BIN)/pip install --quiet --progress-bar on -c constraints.txt -e '.[worker,dev]' || { echo "The install failed. Is the package index reachable and is there disk space (df -h .)? Then run make again."; exit 1; }
+	@touch $@
+
+setup: $(VENV)/.installed ## make .venv and install everything into it
+
+demo: setup ## stream one answer through all three services (PROMPT="...")
+	@$(BIN)/paceline demo --prompt "$$PROMPT"
+demo: export PROMPT := $(PROMPT)
+
+test: setup ## the tests, under 10 minutes
+	$(BIN)/pytest -m "not slow"
+
+test-all: setup ## the tests and the long proofs
+	$(BIN)/pytest
+
+lint: setup ## ruff, mypy, import contracts, protos, manifests, Dockerfiles
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	$(BIN)/python deploy/check.py
+
+format: setup ## rewrite the code in its standard form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format --write
+
+bench: setup ## measure against the target alone and transformers (minutes; writes bench/results)
+	$(BIN)/python -m bench
+
+# Stubs come from the oldest supported grpcio-tools: generated code refuses a runtime older than itself.
+.venv-proto/.installed: protos/requirements.txt
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/pip install --quiet -r $<
+	@touch $@
+
+proto: .venv-proto/.installed ## regenerate paceline/v1 from protos/
+	.venv-proto/bin/python -m grpc_tools.protoc -Iprotos \
+		--plugin=protoc-gen-mypy=.venv-proto/bin/protoc-gen-mypy \
+		--plugin=protoc-gen-mypy_grpc=.venv-proto/bin/protoc-gen-mypy_grpc \
+		--python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. protos/paceline/v1/*.proto
+
+clean: ## remove what make made
+	rm -rf .venv .venv-proto

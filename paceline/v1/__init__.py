@@ -1,0 +1,1 @@
+"""Stubs generated from protos/paceline/v1 by `make proto`."""

@@ -1,0 +1,1 @@
+"""The three services, the command line, and what they share."""

@@ -1,0 +1,1 @@
+"""What the services share: the rule (specdec), the wire (rpc) and the models (engine)."""

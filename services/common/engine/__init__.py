@@ -1,0 +1,1 @@
+"""Models, KV caches and logit processors: torch and transformers. No grpc."""

@@ -1,0 +1,1 @@
+"""The wire: codec, errors, servers, channels, telemetry, settings. No torch."""

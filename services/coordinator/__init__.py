@@ -1,0 +1,1 @@
+"""The coordinator: owns every sequence, runs the rounds, applies the rule."""

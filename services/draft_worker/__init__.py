@@ -1,0 +1,1 @@
+"""The draft worker: proposes tokens, and says what each was sampled from."""

@@ -1,0 +1,1 @@
+"""The target worker: returns the target's distribution after each drafted token."""
