@@ -1,9 +1,9 @@
 """What can be wrong with a request, in domain words. The rpc layer gives each its gRPC status.
 
-    RequestError
-    ├── InvalidFieldError      INVALID_ARGUMENT      the caller has to change something
-    ├── WrongModelError        FAILED_PRECONDITION   the sequence began with other weights
-    └── CapacityError          RESOURCE_EXHAUSTED    no room now; another worker, or later
+RequestError
+├── InvalidFieldError      INVALID_ARGUMENT      the caller has to change something
+├── WrongModelError        FAILED_PRECONDITION   the sequence began with other weights
+└── CapacityError          RESOURCE_EXHAUSTED    no room now; another worker, or later
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from services.common.specdec.errors import UnknownPrefixError
 class CachedSequence:
     """The tokens of one session and the length of the prefix whose keys and values are cached.
 
-    The coordinator owns the text; this is a cache of it. Every request says where it starts, so a request may be repeated
-    and has the same answer.
+    The coordinator owns the text; this is a cache of it. Every request says where it starts, so a request may be
+    repeated and has the same answer.
 
     Attributes:
         tokens: All tokens that the worker knows, its own drafts among them.
