@@ -34,7 +34,7 @@ class SamplingParams(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 is greedy: all mass on the likeliest token. At most 100.
+    """0 is greedy: all mass on the likeliest token; else 1e-6 to 100.
     Default: `temperature` of the model's generation config, else 1; 0 where that config says `do_sample: false`.
     """
     top_k: _builtins.int

@@ -1,0 +1,131 @@
+"""A gRPC server's life: listen at once, serve when warm, drain on SIGTERM, exit 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.common.rpc.channel import keepalive_options, message_options
+from services.common.rpc.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """A gRPC server with health, reflection and an orderly end.
+
+    It listens before it serves, so that its port is known and its health can be asked while a model loads: NOT_SERVING
+    until `ready`.
+    """
+
+    def __init__(self, settings: ServerSettings, services: Sequence[str]) -> None:
+        """Make a server.
+
+        Args:
+            settings: Address, limits and times.
+            services: Full names of the services, for health and reflection.
+        """
+        self._settings = settings
+        self._services = tuple(services)
+        options = [
+            *message_options(settings.max_message_mib),
+            *keepalive_options(settings.keepalive_s),
+            # Two servers on one port would split the calls between them: let the second fail instead.
+            ("grpc.so_reuseport", 0),
+        ]
+        if settings.max_connection_age_s:
+            options.append(("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)))
+        self.grpc = grpc.aio.server(options=options)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc)
+        self.address = ""
+
+    async def listen(self) -> str:
+        """Start to listen and print `LISTENING host:port`, the line that a parent process waits for.
+
+        Raises:
+            SystemExit: The address cannot be had.
+        """
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        host = self._settings.listen.rpartition(":")[0]
+        try:
+            port = self.grpc.add_insecure_port(self._settings.listen)
+        except RuntimeError:
+            raise SystemExit(
+                f"cannot listen on {self._settings.listen}: is the port taken, or the address not of this machine?"
+            ) from None
+        await self.grpc.start()
+        self.address = f"{host}:{port}"
+        print(f"LISTENING {self.address}", flush=True)  # noqa: T201
+        return self.address
+
+    async def ready(self) -> None:
+        """Report SERVING."""
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        log.info("serving on %s", self.address)
+
+    async def stop(self) -> None:
+        """Drain: NOT_SERVING first, a wait for traffic to leave, then let running streams finish within the grace."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        # stop() refuses new calls at once, so balancers have to be given the time to turn away before it.
+        await asyncio.sleep(self._settings.drain_s)
+        await self.grpc.stop(self._settings.shutdown_grace_s)
+
+    async def _set_health(self, status: int) -> None:
+        for service in ("", *self._services):
+            await self._health.set(service, status)
+
+
+@contextlib.asynccontextmanager
+async def stop_signal() -> AsyncIterator[asyncio.Event]:
+    """Yield an event that the first SIGTERM or SIGINT sets; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stopped.is_set():
+            log.warning("second %s: ending at once", number.name)
+            os._exit(128 + number)
+        log.info("%s: draining", number.name)
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield stopped
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def unless_stopped(stopped: asyncio.Event, work: asyncio.Task[None]) -> bool:
+    """Wait for `work`, but no longer than until the stop signal; return whether it finished.
+
+    Raises:
+        Exception: What `work` raised.
+    """
+    waiting = asyncio.create_task(stopped.wait())
+    await asyncio.wait({waiting, work}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not work.done():
+        work.cancel()
+        return False
+    work.result()
+    return True
+
+
+def configure_logging(level: str) -> None:
+    """Log to standard error; standard output is for LISTENING and READY."""
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", force=True
+    )

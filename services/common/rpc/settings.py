@@ -1,0 +1,126 @@
+"""Settings: a pydantic model is the single description; each field is a flag and an environment variable.
+
+`PACELINE_TARGET_MAX_SESSIONS=4` and `--max-sessions 4` are the same setting; the flag wins. `--help` lists both.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
+
+import click
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T", bound="Settings")
+
+
+class Settings(BaseModel):
+    """Base of every service's settings. Units are in the names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    env_prefix: ClassVar[str] = "PACELINE_"
+
+    @classmethod
+    def env_name(cls, field: str) -> str:
+        """Return the environment variable of a field."""
+        return cls.env_prefix + field.upper()
+
+    @classmethod
+    def flag_name(cls, field: str) -> str:
+        """Return the command-line flag of a field."""
+        return "--" + field.replace("_", "-")
+
+
+class ServerSettings(Settings):
+    """What every gRPC server here has to be told."""
+
+    listen: str = Field("127.0.0.1:0", description="Address to listen on, HOST:PORT; port 0 takes a free one.")
+    max_message_mib: int = Field(64, ge=4, le=1024, description="Largest message, sent or received, in MiB.")
+    shutdown_grace_s: float = Field(30.0, ge=0, description="After SIGTERM, running streams may go on this long.")
+    drain_s: float = Field(
+        0.0, ge=0, description="After SIGTERM, go on accepting calls this long, so that balancers can turn away first."
+    )
+    keepalive_s: float = Field(10.0, gt=0, description="Ping a silent peer this often; it is lost after one more.")
+    max_connection_age_s: float = Field(
+        0.0, ge=0, description="Close connections of this age to new calls, so that new pods are found; 0 never."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
+
+
+def command(settings: type[T], **attributes: Any) -> Callable[[Callable[[T], None]], click.Command]:
+    """Turn a function of settings into a click command with one option for each field.
+
+    Args:
+        settings: The description.
+        attributes: Passed to `click.command`.
+    """
+
+    def decorate(run: Callable[[T], None]) -> click.Command:
+        def callback(**values: Any) -> None:
+            run(parse(settings, {name: value for name, value in values.items() if value is not None}))
+
+        attributes.setdefault("help", run.__doc__)
+        attributes.setdefault("context_settings", {"max_content_width": 110})
+        return click.Command(callback=callback, params=options(settings), **attributes)
+
+    return decorate
+
+
+def options(settings: type[Settings]) -> list[click.Parameter]:
+    """Return one click option for each field, with its environment variable and default in the help."""
+    made: list[click.Parameter] = []
+    for name, field in settings.model_fields.items():
+        kind, multiple = _click_type(field.annotation)
+        flag = settings.flag_name(name)
+        default = field.get_default(call_default_factory=True)
+        made.append(
+            click.Option(
+                [f"{flag}/--no-{flag[2:]}" if kind is bool else flag],
+                type=kind,
+                multiple=multiple,
+                default=None,
+                envvar=settings.env_name(name),
+                show_envvar=True,
+                show_default=_shown(default),
+                required=field.is_required(),
+                help=field.description,
+            )
+        )
+    return made
+
+
+def parse(settings: type[T], values: dict[str, Any]) -> T:
+    """Build settings from flags and environment.
+
+    Raises:
+        click.UsageError: Names each wrong setting, its value and its limit.
+    """
+    try:
+        return settings(**{name: value for name, value in values.items() if value != ()})
+    except pydantic.ValidationError as error:
+        lines = [
+            f"{settings.flag_name(str(e['loc'][0])) if e['loc'] else 'settings'} is {e['input']!r}: {e['msg']}"
+            for e in error.errors()
+        ]
+        raise click.UsageError("\n".join(lines)) from None
+
+
+def _click_type(annotation: Any) -> tuple[Any, bool]:
+    """Return click's type for an annotation, and whether the option may be given several times."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return _click_type(next(a for a in args if a is not type(None)))
+    if origin is Literal:
+        return click.Choice(args), False
+    if origin is tuple:
+        return args[0], True
+    return annotation, False
+
+
+def _shown(default: object) -> str | bool:
+    if default is None or isinstance(default, (tuple, bool)) or repr(default) == "PydanticUndefined":
+        return bool(default) if isinstance(default, bool) else False
+    return str(default)

@@ -1,0 +1,36 @@
+"""Settings of the coordinator."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from services.common.rpc.settings import ServerSettings
+
+
+class CoordinatorSettings(ServerSettings):
+    """Settings of the coordinator; each also by environment, PACELINE_COORDINATOR_<NAME>."""
+
+    env_prefix: ClassVar[str] = "PACELINE_COORDINATOR_"
+
+    listen: str = Field("127.0.0.1:50050", description="Address to listen on, HOST:PORT; port 0 takes a free one.")
+    target: str = Field("127.0.0.1:50052", description="Target workers, a gRPC name: HOST:PORT, dns:///name:port.")
+    draft: str = Field("127.0.0.1:50051", description="Draft workers, a gRPC name; empty for none.")
+    default_max_tokens: int = Field(512, ge=1, description="Tokens of an answer whose request does not say.")
+    default_deadline_s: float = Field(600.0, gt=0, description="Time of a request whose client sets no deadline.")
+    default_gamma: int = Field(4, ge=0, description="Drafts in a round where the request does not say.")
+    max_gamma: int = Field(16, ge=0, le=64, description="Most drafts in a round that a request may ask for.")
+    max_requests: int = Field(256, ge=1, description="Requests served at once; more get RESOURCE_EXHAUSTED.")
+    draft_timeout_s: float = Field(
+        1.0, gt=0, description="A round waits this long for its drafts, then goes on with those that have come."
+    )
+    verify_timeout_s: float = Field(60.0, gt=0, description="A target silent for this long in a pass is given up.")
+    target_retry_s: float = Field(30.0, ge=0, description="A lost target is looked for this long, then UNAVAILABLE.")
+    worker_id: str = Field("", description="Name in logs and traces; default HOST:PORT with the host's name.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CoordinatorSettings:
+        if self.default_gamma > self.max_gamma:
+            raise ValueError(f"--default-gamma is {self.default_gamma}: must be at most --max-gamma, {self.max_gamma}")
+        return self
