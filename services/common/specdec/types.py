@@ -93,10 +93,11 @@ def check_row(row: Row, vocab_size: int, tolerance: float = 1e-3) -> None:
             raise BadRowError(f"has {len(row.ids)} ids and {len(row.weights)} probabilities")
         if len(row.ids) and (int(row.ids[-1]) >= vocab_size or bool((row.ids[1:] <= row.ids[:-1]).any())):
             raise BadRowError(f"has ids that are not ascending below the vocabulary size {vocab_size}")
-    total = float(row.weights.sum(dtype=np.float64))
-    # A NaN or an infinity anywhere makes the sum one too, so one pass serves both.
-    if not np.isfinite(total):
-        raise BadRowError(f"has a non-finite entry at index {int(np.flatnonzero(~np.isfinite(row.weights))[0])}")
+    # A NaN or an infinity anywhere makes the sum one too, so one pass serves both; infinities of both signs would warn.
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = float(row.weights.sum(dtype=np.float64))
+    if not np.isfinite(total) and (bad := np.flatnonzero(~np.isfinite(row.weights))).size:
+        raise BadRowError(f"has a non-finite entry at index {int(bad[0])}")
     if float(row.weights.min(initial=0.0)) < 0:
         raise BadRowError(f"has a negative entry at index {int(np.argmin(row.weights))}")
     if abs(total - 1) > tolerance:
