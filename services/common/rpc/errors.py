@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -46,42 +46,20 @@ async def abort(context: Context, error: BaseException, request_id: str) -> NoRe
     raise AssertionError("abort returned")
 
 
-def guard_unary(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Wrap a unary handler so that its exceptions become statuses."""
+@dataclass
+class CallInfo:
+    """What is known of a call by the time that it fails."""
 
-    @functools.wraps(handler)
-    async def guarded(self: Any, request: Any, context: Context) -> Any:
-        try:
-            return await handler(self, request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception as error:
-            await abort(context, error, _request_id(context))
-
-    return guarded
+    request_id: str = "-"
 
 
-def guard_stream(handler: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-    """Wrap a streaming handler so that its exceptions become statuses and it is closed when the call ends."""
-
-    @functools.wraps(handler)
-    async def guarded(self: Any, request: Any, context: Context) -> AsyncIterator[Any]:
-        replies = handler(self, request, context)
-        try:
-            async for reply in replies:
-                yield reply
-        except (asyncio.CancelledError, grpc.aio.AbortError, GeneratorExit):
-            raise
-        except Exception as error:
-            await abort(context, error, _request_id(context))
-        finally:
-            await replies.aclose()  # type: ignore[attr-defined]
-
-    return guarded
-
-
-def _request_id(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "paceline-request-id":
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return "-"
+@contextlib.asynccontextmanager
+async def statuses(context: Context) -> AsyncIterator[CallInfo]:
+    """Turn what a handler raises into the call's status."""
+    call = CallInfo()
+    try:
+        yield call
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        await abort(context, error, call.request_id)

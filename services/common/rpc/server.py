@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 
@@ -129,3 +130,8 @@ def configure_logging(level: str) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", force=True
     )
+
+
+def instance_name(worker_id: str, listen: str) -> str:
+    """Return the name of this process in logs and traces."""
+    return worker_id or f"{socket.gethostname()}:{listen.rpartition(':')[2]}"

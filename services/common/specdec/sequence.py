@@ -42,3 +42,43 @@ class CachedSequence:
         """
         self.cached = max(0, min(self.cached, len(self.tokens) - at_least))
         return self.tokens[self.cached :]
+
+
+class RemoteSequence:
+    """What the coordinator knows of a worker's copy: how much of it is still the beginning of the text.
+
+    Tokens that were committed stay so, and only what came after them has to be compared.
+    """
+
+    def __init__(self) -> None:
+        self._committed = 0
+        self._speculated: list[int] = []
+
+    def plan(
+        self, committed: Sequence[int], drafts: Sequence[int] = (), feed_at_least: int = 1
+    ) -> tuple[int, list[int]]:
+        """Return the `base_length` and `tokens` that bring the worker's copy to `committed` + `drafts`.
+
+        Args:
+            committed: The text.
+            drafts: What the worker is to have after it.
+            feed_at_least: How many tokens have to be sent, known or not.
+        """
+        base = self._committed
+        for theirs, ours in zip(self._speculated, committed[base:], strict=False):
+            if theirs != ours:
+                break
+            base += 1
+        base = min(base, len(committed) + len(drafts) - feed_at_least)
+        self._committed = len(committed)
+        self._speculated = list(drafts)
+        return base, [*committed[base:], *drafts]
+
+    def append(self, token: int) -> None:
+        """Note a token that the worker has drafted itself."""
+        self._speculated.append(token)
+
+    def forget(self, known_length: int) -> None:
+        """Note that the worker knows only this many tokens."""
+        self._committed = min(self._committed, known_length)
+        self._speculated = []

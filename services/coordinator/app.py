@@ -1,0 +1,54 @@
+"""The coordinator as an object: built from settings, started, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from paceline.v1 import coordinator_pb2_grpc
+from services.common.rpc.server import Server
+from services.coordinator.config import CoordinatorSettings
+from services.coordinator.observe import Instruments
+from services.coordinator.service import SERVICE, CoordinatorService
+from services.coordinator.workers import Workers
+
+
+class Coordinator:
+    """Server, worker channels and service of one coordinator.
+
+    Attributes:
+        address: Where it listens, once started.
+    """
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        instruments = Instruments()
+        self._server = Server(settings, [SERVICE])
+        self._workers = Workers(settings, instruments)
+        service = CoordinatorService(settings, self._workers, instruments)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self._server.grpc)
+        self._ready: asyncio.Task[None] | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen, and look for the workers; SERVING once a target has been found."""
+        self.address = await self._server.listen()
+        self._workers.start()
+        self._ready = asyncio.create_task(self._serve_when_found())
+
+    async def wait_until_ready(self) -> None:
+        """Wait until it serves."""
+        assert self._ready is not None
+        await self._ready
+
+    async def stop(self) -> None:
+        """Drain: running streams finish within the grace, then everything is closed."""
+        if self._ready is not None:
+            self._ready.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ready
+        await self._server.stop()
+        await self._workers.close()
+
+    async def _serve_when_found(self) -> None:
+        await self._workers.wait_for_target()
+        await self._server.ready()

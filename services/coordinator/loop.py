@@ -1,0 +1,184 @@
+"""The rounds of a request. Read `Rounds.run` first, then `Rounds._round`: one round, top to bottom.
+
+    committed ──► propose (draft) ──► verify (target) ──► accept (the rule) ──► stop? ──► committed
+
+The coordinator owns the sequence; both workers only cache it. Nothing waits for the draft: without drafts a round is a
+plain step of the target, and the text has the same distribution.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+
+from services.common.specdec.acceptance import accept, usable_drafts
+from services.common.specdec.randomness import Purpose, uniform
+from services.common.specdec.types import Decision, Draft, Origin, Row, SamplingParams
+from services.coordinator.answer import Answer, Finish, StopRules
+from services.coordinator.offload import offload
+from services.coordinator.ports import Call, Drafter, Observer, Proposal, Verification, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request asks for, checked and with every default filled in.
+
+    Attributes:
+        request_id: For logs, traces and errors.
+        prompt: Token ids.
+        params: How p and q are made from logits.
+        seed: Key of all random numbers of the request.
+        max_tokens: Most tokens to generate.
+        gamma: Most drafts in a round.
+        stop: When the answer ends before that.
+        vocab_size: Entries of a row.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    gamma: int
+    stop: StopRules
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round did.
+
+    Attributes:
+        index: Names the round's random numbers.
+        gamma: Drafts asked for.
+        proposed: Drafts sent to the target.
+        decision: What the rule made of them.
+        tokens: The tokens that count, up to the first stop.
+        finish: Why the answer ends with this round, or None.
+        degraded: Why there were fewer drafts than there should have been; empty if there were not.
+        draft: The call of the draft worker.
+        target: The call of the target worker.
+        start_s: Since the request began.
+        total_s: Of the whole round.
+        accept_s: Checking rows, and the rule.
+    """
+
+    index: int
+    gamma: int
+    proposed: int
+    decision: Decision
+    tokens: tuple[int, ...]
+    finish: Finish | None
+    degraded: str
+    draft: Call
+    target: Call
+    start_s: float
+    total_s: float
+    accept_s: float
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The origin of each of `tokens`."""
+        return self.decision.origins[: len(self.tokens)]
+
+
+class Rounds:
+    """One request's sequence and the rounds that extend it."""
+
+    def __init__(
+        self, plan: Plan, answer: Answer, drafter: Drafter | None, verifier: Verifier, observer: Observer
+    ) -> None:
+        self._plan = plan
+        self._answer = answer
+        self._drafter = drafter
+        self._verifier = verifier
+        self._observer = observer
+        self._committed = list(plan.prompt)
+        self._started_s = time.perf_counter()
+
+    async def run(self) -> AsyncIterator[Round]:
+        """Yield rounds until one of them ends the answer.
+
+        Raises:
+            TargetUnavailableError: No target could be had in time.
+            BadTargetRowError: The target sent a row, reached by the sequence, that is no distribution.
+        """
+        # Counts every Propose that is started: with the seed, it names the random numbers of a round.
+        index = 0
+        while True:
+            done = await self._round(index)
+            yield done
+            if done.finish is not None:
+                return
+            index += 1
+
+    async def _round(self, index: int) -> Round:
+        start_s = time.perf_counter()
+        # The round adds one token besides the drafts that are kept, so more drafts than this could never be used.
+        gamma = min(self._plan.gamma, self._answer.room - 1)
+        with self._observer.round(index, gamma, len(self._committed)) as span:
+            proposal = await self._propose(index, gamma, span)
+            drafts, refused = await self._usable(proposal.drafts)
+            verification = await self._verify(index, drafts, span)
+            accept_start_s = time.perf_counter()
+            decision = await self._accept(index, verification.rows, drafts, span)
+            tokens, finish = self._extend(decision)
+            end_s = time.perf_counter()
+            done = Round(
+                index=index,
+                gamma=gamma,
+                proposed=len(drafts),
+                decision=decision,
+                tokens=tokens,
+                finish=finish,
+                degraded=refused or proposal.degraded,
+                draft=proposal.call,
+                target=verification.call,
+                start_s=start_s - self._started_s,
+                total_s=end_s - start_s,
+                accept_s=end_s - accept_start_s,
+            )
+            self._observer.finish_round(span, done)
+        return done
+
+    async def _propose(self, index: int, gamma: int, parent: Span) -> Proposal:
+        if gamma == 0:
+            return Proposal()
+        if self._drafter is None:
+            return Proposal(degraded="draft absent")
+        with self._observer.phase("paceline.propose", parent) as span:
+            return await self._drafter.propose(index, self._committed, gamma, span)
+
+    async def _usable(self, drafts: Sequence[Draft]) -> tuple[Sequence[Draft], str]:
+        """Return the drafts before the first bad row, and what is wrong with that one."""
+        size = sum(draft.q.nbytes for draft in drafts)
+        good, reason = await offload(size, usable_drafts, drafts, self._plan.vocab_size)
+        return drafts[:good], reason
+
+    async def _verify(self, index: int, drafts: Sequence[Draft], parent: Span) -> Verification:
+        with self._observer.phase("paceline.verify", parent) as span:
+            return await self._verifier.verify(index, self._committed, [draft.token for draft in drafts], span)
+
+    async def _accept(self, index: int, rows: Sequence[Row], drafts: Sequence[Draft], parent: Span) -> Decision:
+        def number(offset: int, purpose: Purpose) -> float:
+            return uniform(self._plan.seed, index, offset, purpose)
+
+        with self._observer.phase("paceline.accept", parent):
+            size = sum(row.nbytes for row in rows)
+            return await offload(size, accept, rows, drafts, self._plan.vocab_size, number)
+
+    def _extend(self, decision: Decision) -> tuple[tuple[int, ...], Finish | None]:
+        """Commit the decided tokens one by one, each tested for a stop; nothing after the first stop exists."""
+        finish: Finish | None = None
+        count = 0
+        for token, origin in zip(decision.tokens, decision.origins, strict=True):
+            count += 1
+            finish = self._answer.push(token, origin)
+            if finish is not None:
+                break
+        tokens = decision.tokens[:count]
+        self._committed += tokens
+        return tokens, finish

@@ -1,0 +1,122 @@
+"""Spans and metrics of a request's rounds.
+
+The tree: CoordinatorService/Generate, then `paceline.round`, then `paceline.propose`, `paceline.verify` and
+`paceline.accept`. The workers continue propose and verify from the message's trace fields.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from opentelemetry import metrics, trace
+from opentelemetry.trace import Span, StatusCode
+
+from services.common.specdec.types import Origin
+from services.coordinator.loop import Round
+
+tracer = trace.get_tracer("paceline.coordinator")
+_meter = metrics.get_meter("paceline.coordinator")
+_SECONDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
+_COUNTS = [float(n) for n in range(17)]
+
+
+class Instruments:
+    """The coordinator's metrics."""
+
+    def __init__(self) -> None:
+        self.round_duration = _meter.create_histogram(
+            "paceline.round.duration",
+            "s",
+            "Time of a round, by phase: draft, verify, accept, total.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        self.accepted_length = _meter.create_histogram(
+            "paceline.round.accepted_length",
+            "{token}",
+            "Drafts that a round kept.",
+            explicit_bucket_boundaries_advisory=_COUNTS,
+        )
+        self.proposed = _meter.create_counter("paceline.tokens.proposed", "{token}", "Drafts sent to the target.")
+        self.accepted = _meter.create_counter("paceline.tokens.accepted", "{token}", "Drafts kept.")
+        self.emitted = _meter.create_counter("paceline.tokens.emitted", "{token}", "Tokens of answers.")
+        self.per_position = _meter.create_counter(
+            "paceline.tokens.accepted_per_position", "{token}", "Drafts kept, by position in the round."
+        )
+        self.degraded = _meter.create_counter(
+            "paceline.rounds.degraded", "{round}", "Rounds with fewer drafts than there should have been, by reason."
+        )
+        self.running = _meter.create_up_down_counter("paceline.requests.running", "{request}", "Requests being served.")
+        self.lost = _meter.create_counter("paceline.workers.lost", "{stream}", "Worker streams that broke.")
+        self.mismatch = _meter.create_counter(
+            "paceline.draft.mismatch", "{check}", "Draft workers not used because their tokenizer is not the target's."
+        )
+
+    def count_round(self, done: Round) -> None:
+        """Count what one round did."""
+        for phase, seconds in (
+            ("draft", done.draft.elapsed_s),
+            ("verify", done.target.elapsed_s),
+            ("accept", done.accept_s),
+            ("total", done.total_s),
+        ):
+            self.round_duration.record(seconds, {"phase": phase})
+        accepted = done.decision.accepted
+        self.accepted_length.record(accepted)
+        self.proposed.add(done.proposed)
+        self.accepted.add(accepted)
+        self.emitted.add(len(done.tokens))
+        for position in range(accepted):
+            self.per_position.add(1, {"position": position})
+        if done.degraded:
+            self.degraded.add(1, {"reason": done.degraded if done.degraded.startswith("draft") else "bad row"})
+
+
+class RequestObserver:
+    """An `Observer`: the spans of one request, and the metrics of all."""
+
+    def __init__(self, request_span: Span, instruments: Instruments) -> None:
+        self._request_span = request_span
+        self._instruments = instruments
+
+    @contextlib.contextmanager
+    def round(self, index: int, gamma: int, context_length: int) -> Iterator[Span]:
+        """Open the span of a round."""
+        with self.phase("paceline.round", self._request_span) as span:
+            if span.is_recording():
+                span.set_attribute("paceline.round.index", index)
+                span.set_attribute("paceline.gamma", gamma)
+                span.set_attribute("paceline.context.length", context_length)
+            yield span
+
+    @contextlib.contextmanager
+    def phase(self, name: str, parent: Span) -> Iterator[Span]:
+        """Open the span of a part of a round."""
+        span = tracer.start_span(name, trace.set_span_in_context(parent))
+        try:
+            yield span
+        except Exception as error:
+            span.set_status(StatusCode.ERROR, type(error).__name__)
+            raise
+        finally:
+            span.end()
+
+    def finish_round(self, span: Span, done: Round) -> None:
+        """Note what a round did, just before its span ends."""
+        self._instruments.count_round(done)
+        if not span.is_recording():
+            return
+        decision = done.decision
+        span.set_attributes(
+            {
+                "paceline.tokens.proposed": done.proposed,
+                "paceline.tokens.accepted": decision.accepted,
+                "paceline.tokens.emitted": len(done.tokens),
+                "paceline.bonus": decision.origin is Origin.BONUS,
+                "paceline.payload.q_bytes": done.draft.row_bytes,
+                "paceline.payload.p_bytes": done.target.row_bytes,
+                "paceline.degraded": done.degraded,
+            }
+        )
+        if decision.origin is Origin.RESIDUAL:
+            span.set_attribute("paceline.rejection.position", decision.accepted)

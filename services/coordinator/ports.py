@@ -1,0 +1,117 @@
+"""What a round needs of the world: a drafter and a verifier. Clients implement them over gRPC, tests in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from opentelemetry.trace import Span
+
+from services.common.specdec.types import Draft, Row
+
+if TYPE_CHECKING:
+    from services.coordinator.loop import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a worker, as seen from here and as told by the worker's own clock.
+
+    Attributes:
+        elapsed_s: From sending the request to having the reply.
+        queue_s: Waiting for the worker's device.
+        forward_s: In forward passes.
+        service_s: In the worker altogether; `elapsed_s` less this is the wire.
+        forward_tokens: Positions that were fed to the model.
+        row_bytes: Bytes of the rows received.
+        worker: Which worker answered.
+    """
+
+    elapsed_s: float = 0.0
+    queue_s: float = 0.0
+    forward_s: float = 0.0
+    service_s: float = 0.0
+    forward_tokens: int = 0
+    row_bytes: int = 0
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The drafts of one round, possibly none.
+
+    Attributes:
+        drafts: In order.
+        call: How the drafter was asked.
+        degraded: Why there are fewer drafts than a healthy drafter would have given; empty if there are not.
+    """
+
+    drafts: tuple[Draft, ...] = ()
+    call: Call = Call()
+    degraded: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The target's rows for one round: rows[i] is p for the token after the first i drafts, len(drafts) + 1 of them."""
+
+    rows: tuple[Row, ...]
+    call: Call
+
+
+class TargetUnavailableError(Exception):
+    """No target could be had in the time there was; the message says what was tried."""
+
+
+class TargetFullError(TargetUnavailableError):
+    """The targets that could be had have no room for another session."""
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Losing it costs time, never a token, so it never raises."""
+
+    async def propose(self, round_index: int, committed: Sequence[int], gamma: int, span: Span) -> Proposal:
+        """Propose up to `gamma` tokens to follow `committed`, within the drafter's time limit."""
+        ...
+
+    async def close(self) -> None:
+        """Free the session, at the worker too."""
+        ...
+
+
+class Verifier(Protocol):
+    """Scores drafts with the target."""
+
+    async def verify(
+        self, round_index: int, committed: Sequence[int], drafts: Sequence[int], span: Span
+    ) -> Verification:
+        """Return p after `committed` and after each draft.
+
+        A lost worker is replaced behind this call: the request says where it starts, so another worker can answer it.
+
+        Raises:
+            TargetUnavailableError: No worker could be had in time.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free the session, at the worker too."""
+        ...
+
+
+class Observer(Protocol):
+    """Watches the rounds of one request: spans and metrics."""
+
+    def round(self, index: int, gamma: int, context_length: int) -> AbstractContextManager[Span]:
+        """Open the span of a round."""
+        ...
+
+    def phase(self, name: str, parent: Span) -> AbstractContextManager[Span]:
+        """Open the span of a part of a round."""
+        ...
+
+    def finish_round(self, span: Span, done: Round) -> None:
+        """Note what a round did, just before its span ends."""
+        ...

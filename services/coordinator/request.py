@@ -1,0 +1,159 @@
+"""A GenerateRequest checked, and every default filled in: what is wrong is said by field, value and limit."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.v1 import coordinator_pb2 as pb
+from paceline.v1 import worker_pb2
+from services.common.rpc.codec import decode_sampling
+from services.common.specdec.errors import InvalidFieldError
+from services.common.specdec.types import SamplingParams
+from services.coordinator.answer import StopRules
+from services.coordinator.config import CoordinatorSettings
+from services.coordinator.loop import Plan
+from services.coordinator.text import TextCodec
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LENGTH = 256
+MAX_STOP_TOKEN_IDS = 256
+_NO_LIMIT = 2**31 - 1
+_ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target that a request begins with, and goes on with to its end.
+
+    Attributes:
+        info: Identity, sizes and eos ids.
+        codec: Tokenizer and chat template.
+        defaults: Sampling parameters from the model's generation config.
+    """
+
+    info: worker_pb2.ModelInfo
+    codec: TextCodec
+    defaults: SamplingParams
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence, in tokens."""
+        return self.info.context_length or _NO_LIMIT
+
+
+def default_sampling(generation_config_json: str) -> SamplingParams:
+    """Return the sampling parameters that a model's author set; neutral ones where none were set."""
+    config = json.loads(generation_config_json or "{}")
+    temperature = config.get("temperature")
+    if config.get("do_sample") is False:
+        temperature = 0.0
+    return SamplingParams(
+        temperature=1.0 if temperature is None else float(temperature),
+        top_k=int(config.get("top_k") or 0),
+        top_p=1.0 if config.get("top_p") is None else float(config["top_p"]),
+        min_p=float(config.get("min_p") or 0.0),
+    )
+
+
+def check_request_id(request_id: str) -> str:
+    """Return the request's id, or a new one where it has none.
+
+    Raises:
+        InvalidFieldError: Longer than 128 characters, or not printable ASCII.
+    """
+    if len(request_id) > 128 or not (request_id.isascii() and request_id.isprintable()):
+        raise InvalidFieldError("request_id", request_id, "at most 128 printable ASCII characters")
+    return request_id or secrets.token_hex(8)
+
+
+def plan(request: pb.GenerateRequest, request_id: str, target: Target, settings: CoordinatorSettings) -> Plan:
+    """Check a request and fill in its defaults. Tokenises, so it belongs off the event loop.
+
+    Raises:
+        InvalidFieldError: A field whose value is not allowed.
+    """
+    prompt = _prompt(request, target)
+    gamma = request.gamma if request.HasField("gamma") else settings.default_gamma
+    if not 0 <= gamma <= settings.max_gamma:
+        raise InvalidFieldError("gamma", gamma, f"0 to {settings.max_gamma} (--max-gamma)")
+    return Plan(
+        request_id=request_id,
+        prompt=prompt,
+        params=decode_sampling(request.sampling, target.defaults),
+        seed=request.seed if request.HasField("seed") else secrets.randbits(64),
+        max_tokens=_max_tokens(request, len(prompt), target.context_length, settings.default_max_tokens),
+        gamma=gamma,
+        stop=_stop_rules(request.stop, target.info),
+        vocab_size=target.info.vocab_size,
+    )
+
+
+def _prompt(request: pb.GenerateRequest, target: Target) -> tuple[int, ...]:
+    given = [kind for kind in ("text", "chat", "tokens") if request.HasField(kind)]
+    if len(given) != 1:
+        raise InvalidFieldError("prompt", " and ".join(given) or "empty", "exactly one of text, chat and tokens")
+    limit = target.context_length - 1
+    if request.HasField("text"):
+        ids = target.codec.encode_text(request.text, limit)
+    elif request.HasField("chat"):
+        ids = target.codec.encode_chat(_messages(request.chat), limit)
+    else:
+        ids = _token_ids("tokens.ids", request.tokens.ids, target.info.vocab_size)
+    if not ids:
+        raise InvalidFieldError(given[0], "an empty prompt", "at least one token long")
+    if len(ids) > limit:
+        raise InvalidFieldError(
+            given[0], f"a prompt of {len(ids)} tokens", f"at most {limit}: the context less one token to generate"
+        )
+    return tuple(ids)
+
+
+def _messages(chat: pb.ChatPrompt) -> list[tuple[str, str]]:
+    if not chat.messages:
+        raise InvalidFieldError("chat.messages", "empty", "at least one message")
+    messages = []
+    for i, message in enumerate(chat.messages):
+        if message.role not in _ROLES:
+            names = ", ".join(pb.Role.Name(role) for role in _ROLES)
+            raise InvalidFieldError(f"chat.messages[{i}].role", message.role, f"one of {names}")
+        messages.append((_ROLES[message.role], message.content))
+    return messages
+
+
+def _max_tokens(request: pb.GenerateRequest, prompt_length: int, context_length: int, default: int) -> int:
+    room = context_length - prompt_length
+    if not request.HasField("max_tokens"):
+        return min(default, room)
+    if not 1 <= request.max_tokens <= room:
+        raise InvalidFieldError(
+            "max_tokens",
+            request.max_tokens,
+            f"1 to {room}: the context of {context_length} tokens less the prompt of {prompt_length}",
+        )
+    return request.max_tokens
+
+
+def _stop_rules(stop: pb.StopConditions, info: worker_pb2.ModelInfo) -> StopRules:
+    if len(stop.strings) > MAX_STOP_STRINGS:
+        raise InvalidFieldError("stop.strings", f"{len(stop.strings)} strings", f"at most {MAX_STOP_STRINGS}")
+    for i, string in enumerate(stop.strings):
+        if not 1 <= len(string) <= MAX_STOP_STRING_LENGTH:
+            raise InvalidFieldError(f"stop.strings[{i}]", string, f"1 to {MAX_STOP_STRING_LENGTH} characters")
+    if len(stop.token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidFieldError("stop.token_ids", f"{len(stop.token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+    return StopRules(
+        eos_ids=frozenset() if stop.ignore_eos else frozenset(info.eos_token_ids),
+        token_ids=frozenset(_token_ids("stop.token_ids", stop.token_ids, info.vocab_size)),
+        strings=tuple(stop.strings),
+    )
+
+
+def _token_ids(field: str, ids: Iterable[int], vocab_size: int) -> list[int]:
+    checked = list(ids)
+    for i, token in enumerate(checked):
+        if not 0 <= token < vocab_size:
+            raise InvalidFieldError(f"{field}[{i}]", token, f"0 to {vocab_size - 1}")
+    return checked

@@ -1,0 +1,197 @@
+"""The Generate RPC: decode, run the rounds, encode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+from opentelemetry.trace import Span, SpanKind, StatusCode
+
+from paceline.v1 import coordinator_pb2 as pb
+from paceline.v1 import coordinator_pb2_grpc
+from services.common.rpc import telemetry
+from services.common.rpc.codec import encode_sampling
+from services.common.rpc.errors import Context, RpcError, statuses
+from services.common.specdec.acceptance import BadTargetRowError
+from services.common.specdec.types import Origin
+from services.coordinator.answer import Answer, Finish, Piece
+from services.coordinator.clients import DraftSession, TargetSession, session_start
+from services.coordinator.config import CoordinatorSettings
+from services.coordinator.loop import Plan, Round, Rounds
+from services.coordinator.observe import Instruments, RequestObserver, tracer
+from services.coordinator.ports import TargetFullError, TargetUnavailableError
+from services.coordinator.request import Target, check_request_id, plan
+from services.coordinator.stats import speculation_stats
+from services.coordinator.workers import Workers
+
+SERVICE = "paceline.v1.CoordinatorService"
+_METHOD = f"{SERVICE}/Generate"
+
+_ORIGINS = {
+    Origin.ACCEPTED_DRAFT: pb.TOKEN_ORIGIN_ACCEPTED_DRAFT,
+    Origin.RESIDUAL: pb.TOKEN_ORIGIN_RESIDUAL,
+    Origin.BONUS: pb.TOKEN_ORIGIN_BONUS,
+    Origin.TARGET: pb.TOKEN_ORIGIN_TARGET,
+}
+_FINISHES = {
+    Finish.EOS: pb.FINISH_REASON_EOS,
+    Finish.STOP: pb.FINISH_REASON_STOP,
+    Finish.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Serves Generate."""
+
+    def __init__(self, settings: CoordinatorSettings, workers: Workers, instruments: Instruments) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._instruments = instruments
+        self._running = 0
+
+    # A coroutine that writes, not a generator that yields: a generator suspended at a yield when the client cancels is
+    # closed whenever it is collected, and the workers' sessions would stay open until then.
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Stream the continuation of a prompt; see the proto for the contract."""
+        async with statuses(context) as call, self._admitted(), self._deadline(context):
+            call.request_id = check_request_id(request.request_id)
+            with _request_span(context, call.request_id) as span:
+                await context.send_initial_metadata((("paceline-request-id", call.request_id),))
+                await self._generate(request, call.request_id, span, context)
+
+    async def _generate(self, request: pb.GenerateRequest, request_id: str, span: Span, context: Context) -> None:
+        target = self._workers.target
+        if target is None:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, f"no target worker found yet at {self._settings.target}")
+        todo = await asyncio.to_thread(plan, request, request_id, target, self._settings)
+        answer = Answer(todo.stop, todo.max_tokens, target.codec.detokenizer(todo.prompt).push)
+        rounds: list[Round] = []
+        async with self._rounds(todo, answer, target, span) as running:
+            try:
+                async for done in running.run():
+                    rounds.append(done)
+                    if pieces := answer.take():
+                        await context.write(pb.GenerateResponse(chunk=_chunk(pieces)))
+            except TargetFullError as error:
+                raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+            except TargetUnavailableError as error:
+                raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+            except BadTargetRowError as error:
+                raise RpcError(
+                    grpc.StatusCode.INTERNAL,
+                    f"the target's row {error} in round {len(rounds)}; request id {request_id}",
+                ) from error
+        await context.write(pb.GenerateResponse(result=_result(todo, answer, target, rounds, span)))
+
+    @contextlib.asynccontextmanager
+    async def _rounds(self, todo: Plan, answer: Answer, target: Target, span: Span) -> AsyncIterator[Rounds]:
+        """Make the rounds of a request, and free its sessions at both workers however it ends."""
+        verifier = TargetSession(
+            self._workers.target_stub,
+            session_start(todo, target.info.identity),
+            verify_timeout_s=self._settings.verify_timeout_s,
+            retry_s=self._settings.target_retry_s,
+            on_lost=lambda: self._lost("target"),
+        )
+        drafter: DraftSession | None = None
+        if self._workers.draft_stub is not None:
+            drafter = DraftSession(
+                self._workers.draft_stub,
+                session_start(todo),
+                info=lambda: self._workers.draft,
+                timeout_s=self._settings.draft_timeout_s,
+                on_lost=lambda: self._lost("draft"),
+            )
+        try:
+            yield Rounds(todo, answer, drafter, verifier, RequestObserver(span, self._instruments))
+        finally:
+            await verifier.close()
+            if drafter is not None:
+                await drafter.close()
+
+    def _lost(self, which: str) -> None:
+        self._instruments.lost.add(1, {"worker": which})
+        self._workers.recheck()
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self) -> AsyncIterator[None]:
+        limit = self._settings.max_requests
+        if self._running >= limit:
+            raise RpcError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} requests are running, the limit (--max-requests)"
+            )
+        self._running += 1
+        self._instruments.running.add(1)
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._instruments.running.add(-1)
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, context: Context) -> AsyncIterator[None]:
+        """Bound the request by the client's deadline, else by the server's."""
+        limit_s = context.time_remaining()
+        whose = "the client's"
+        if limit_s is None:
+            limit_s, whose = self._settings.default_deadline_s, "the server's (--default-deadline-s)"
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            raise RpcError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"{whose} deadline of {limit_s:.3g} s has passed"
+            ) from None
+
+
+@contextlib.contextmanager
+def _request_span(context: Context, request_id: str):  # type: ignore[no-untyped-def]
+    """Open the request's SERVER span, a child of the trace context in the call's metadata."""
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    span = tracer.start_span(
+        _METHOD,
+        telemetry.extract_metadata(metadata),
+        kind=SpanKind.SERVER,
+        attributes={"rpc.system.name": "grpc", "rpc.method": _METHOD, "paceline.request.id": request_id},
+    )
+    status = "OK"
+    try:
+        yield span
+    except asyncio.CancelledError:
+        status = "CANCELLED"
+        raise
+    except Exception as error:
+        status = error.code.name if isinstance(error, RpcError) else type(error).__name__
+        span.set_status(StatusCode.ERROR, status)
+        raise
+    finally:
+        span.set_attribute("rpc.response.status_code", status)
+        span.end()
+
+
+def _chunk(pieces: Sequence[Piece]) -> pb.TextChunk:
+    return pb.TextChunk(
+        text="".join(piece.text for piece in pieces),
+        tokens=[pb.Token(id=piece.token, origin=_ORIGINS[piece.origin], text=piece.text) for piece in pieces],
+    )
+
+
+def _result(todo: Plan, answer: Answer, target: Target, rounds: Sequence[Round], span: Span) -> pb.GenerateResult:
+    assert answer.finish is not None
+    traced = span.get_span_context()
+    return pb.GenerateResult(
+        request_id=todo.request_id,
+        finish_reason=_FINISHES[answer.finish],
+        stop_string=answer.stop_string,
+        usage=pb.Usage(prompt_tokens=len(todo.prompt), completion_tokens=answer.count),
+        seed=todo.seed,
+        gamma=todo.gamma,
+        sampling=encode_sampling(todo.params),
+        max_tokens=todo.max_tokens,
+        speculation=speculation_stats(rounds),
+        prompt_token_ids=todo.prompt,
+        target=target.info.identity,
+        trace_id=f"{traced.trace_id:032x}" if traced.trace_flags.sampled else "",
+    )

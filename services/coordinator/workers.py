@@ -1,0 +1,150 @@
+"""Which workers there are: the target that requests begin with, and whether the draft fits it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import grpc
+
+from paceline.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
+from services.common.rpc.channel import open_channel
+from services.coordinator.config import CoordinatorSettings
+from services.coordinator.observe import Instruments
+from services.coordinator.request import Target, default_sampling
+from services.coordinator.text import TextCodec
+
+log = logging.getLogger(__name__)
+
+TARGET_SERVICE = "paceline.v1.TargetService"
+DRAFT_SERVICE = "paceline.v1.DraftService"
+# How often workers are asked who they are: often while one is missing, else only to notice a roll-out.
+_MISSING_S = 0.25
+_KNOWN_S = 5.0
+_CALL_S = 10.0
+
+
+class Workers:
+    """Channels to the workers, and who they were when last asked.
+
+    Attributes:
+        target_stub: The target workers.
+        draft_stub: The draft workers, or None where none are configured.
+        target: The target for new requests, None until the first has been found.
+        draft: The draft for new requests, None while there is none that fits the target.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, instruments: Instruments) -> None:
+        self._instruments = instruments
+        self._channels: list[grpc.aio.Channel] = []
+
+        def channel(address: str, service: str) -> grpc.aio.Channel:
+            opened = open_channel(
+                address, service, max_message_mib=settings.max_message_mib, keepalive_s=settings.keepalive_s
+            )
+            self._channels.append(opened)
+            return opened
+
+        self.target_stub: target_pb2_grpc.TargetServiceAsyncStub
+        self.target_stub = target_pb2_grpc.TargetServiceStub(channel(settings.target, TARGET_SERVICE))
+        self.draft_stub: draft_pb2_grpc.DraftServiceAsyncStub | None = None
+        if settings.draft:
+            self.draft_stub = draft_pb2_grpc.DraftServiceStub(channel(settings.draft, DRAFT_SERVICE))
+        self.target: Target | None = None
+        self.draft: worker_pb2.ModelInfo | None = None
+        self._found = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._judged = ""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to look for the workers."""
+        self._tasks = [asyncio.create_task(self._watch_target())]
+        if self.draft_stub is not None:
+            self._tasks.append(asyncio.create_task(self._watch_draft(self.draft_stub)))
+
+    async def wait_for_target(self) -> None:
+        """Wait until the first target has been found."""
+        await self._found.wait()
+
+    def recheck(self) -> None:
+        """Ask the workers again who they are, now: a stream to one of them was lost."""
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Stop looking and close the channels."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in self._channels:
+            await channel.close()
+
+    async def _watch_target(self) -> None:
+        while True:
+            with _reported("target"):
+                await self._find_target()
+            await self._pause(found=self.target is not None)
+
+    async def _find_target(self) -> None:
+        reply = await self.target_stub.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest(), timeout=_CALL_S)
+        info = reply.model
+        if self.target is not None and info.identity == self.target.info.identity:
+            return
+        files = await self.target_stub.GetTokenizer(target_pb2.GetTokenizerRequest(), timeout=_CALL_S)
+        # Building a tokenizer takes a good part of a second.
+        codec = await asyncio.to_thread(
+            TextCodec, files.tokenizer_json, files.chat_template, dict(files.special_tokens)
+        )
+        self.target = Target(info, codec, default_sampling(files.generation_config_json))
+        log.info("target: %s %s on %s", info.identity.model_id, info.identity.dtype, info.worker_id)
+        self._found.set()
+
+    async def _watch_draft(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> None:
+        await self._found.wait()
+        while True:
+            found: worker_pb2.ModelInfo | None = None
+            with _reported("draft"):
+                reply = await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=_CALL_S)
+                found = reply.model
+            # One that does not answer stays what it was: its sessions notice by themselves when it is gone.
+            if found is not None:
+                self.draft = found if self._fits(found) else None
+            await self._pause(found=self.draft is not None)
+
+    def _fits(self, draft: worker_pb2.ModelInfo) -> bool:
+        """Return whether the draft's ids mean what the target's mean; log it once for each pair."""
+        assert self.target is not None
+        ours, theirs = self.target.info.tokenizer_fingerprint, draft.tokenizer_fingerprint
+        fits = theirs in ("", ours) and draft.vocab_size in (0, self.target.info.vocab_size)
+        judged = f"{ours} {theirs} {draft.identity.model_id}"
+        if judged == self._judged:
+            return fits
+        self._judged = judged
+        if fits:
+            log.info("draft: %s on %s", draft.identity.model_id, draft.worker_id)
+        else:
+            self._instruments.mismatch.add(1, {"target.fingerprint": ours, "draft.fingerprint": theirs})
+            log.warning(
+                "draft %s is not used: its tokenizer is %s (%d ids), the target's %s (%d ids); serving with gamma 0",
+                *(draft.identity.model_id, theirs, draft.vocab_size, ours, self.target.info.vocab_size),
+            )
+        return fits
+
+    async def _pause(self, found: bool) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), _KNOWN_S if found else _MISSING_S)
+        # Lost streams come in bursts: one question answers them all.
+        await asyncio.sleep(_MISSING_S)
+
+
+@contextlib.contextmanager
+def _reported(which: str):  # type: ignore[no-untyped-def]
+    """Log what went wrong with asking a worker, and go on."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        log.debug("%s worker not found yet: %s %s", which, error.code().name, error.details())
+    except Exception:
+        log.exception("the %s worker's answer cannot be used", which)
