@@ -11,7 +11,7 @@ import pytest
 from pydantic import create_model
 
 from deploy import check
-from services.common.rpc.settings import ServerSettings
+from services.common.rpc.settings import Settings
 from tests.deploy import dockerfile
 from tests.deploy.contract import SERVICES, Document, Service, container_of, faults, get, pod_of
 
@@ -61,10 +61,9 @@ def test_a_setting_renamed_in_the_code_is_noticed(name: str, field: str) -> None
     fields: dict[str, Any] = {
         "renamed" if key == field else key: (info.annotation, info) for key, info in old.settings.model_fields.items()
     }
-    base = ServerSettings.__base__ if field in ServerSettings.model_fields else ServerSettings
-    renamed = create_model("Renamed", __base__=base, **fields)
-    renamed.env_prefix = old.settings.env_prefix  # type: ignore[attr-defined]
-    found = faults(BUILT["base"], {name: Service(renamed, old.full_name)})  # type: ignore[arg-type]
+    renamed = create_model("Renamed", __base__=Settings, **fields)
+    renamed.env_prefix = old.settings.env_prefix
+    found = faults(BUILT["base"], {name: Service(renamed, old.full_name)})
     flag, variable = old.settings.flag_name(field), old.settings.env_name(field)
     assert any(flag in fault or variable in fault for fault in found), found
 
