@@ -27,7 +27,6 @@ class CoordinatorSettings(ServerSettings):
     )
     verify_timeout_s: float = Field(60.0, gt=0, description="A target silent for this long in a pass is given up.")
     target_retry_s: float = Field(30.0, ge=0, description="A lost target is looked for this long, then UNAVAILABLE.")
-    worker_id: str = Field("", description="Name in logs and traces; default HOST:PORT with the host's name.")
 
     @model_validator(mode="after")
     def _consistent(self) -> CoordinatorSettings:

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from services.common.rpc.settings import ServerSettings
+from services.common.rpc.settings import ModelSettings
 
 
-class DraftSettings(ServerSettings):
+class DraftSettings(ModelSettings):
     """Settings of the draft worker; each also by environment, PACELINE_DRAFT_<NAME>."""
 
     env_prefix: ClassVar[str] = "PACELINE_DRAFT_"
@@ -19,20 +19,8 @@ class DraftSettings(ServerSettings):
         "ngram", description="ngram looks the last tokens up in the text so far; model runs a causal LM."
     )
     model: str = Field("", description="With --drafter model: local folder, hub id, GGUF file, or `default`.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Precision of weights and passes; auto is bfloat16 where the device is good at it."
-    )
-    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.")
-    device_map: str | None = Field(None, description="Spread a model over devices, as in transformers: auto, balanced.")
-    attn_implementation: str | None = Field(None, description="As in transformers: sdpa, eager, flash_attention_2.")
-    threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; unset leaves torch's choice.")
-    max_sessions: int = Field(64, ge=1, description="Requests served at once.")
-    prefill_chunk_tokens: int = Field(
-        512, ge=1, description="Prompt tokens fed in one pass; other requests go between."
-    )
     ngram_max_tokens: int = Field(4, ge=1, le=16, description="Longest run of last tokens that is looked up.")
     ngram_min_tokens: int = Field(2, ge=1, le=16, description="Shortest run whose match is believed.")
-    worker_id: str = Field("", description="Name in logs and traces; default HOST:PORT with the host's name.")
 
     @model_validator(mode="after")
     def _consistent(self) -> DraftSettings:

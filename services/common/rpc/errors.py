@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -53,13 +51,16 @@ class CallInfo:
     request_id: str = "-"
 
 
-@contextlib.asynccontextmanager
-async def statuses(context: Context) -> AsyncIterator[CallInfo]:
+class statuses:  # noqa: N801 - used as a context manager
     """Turn what a handler raises into the call's status."""
-    call = CallInfo()
-    try:
-        yield call
-    except grpc.aio.AbortError:
-        raise
-    except Exception as error:
-        await abort(context, error, call.request_id)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._call = CallInfo()
+
+    async def __aenter__(self) -> CallInfo:
+        return self._call
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+            await abort(self._context, error, self._call.request_id)

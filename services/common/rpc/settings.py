@@ -47,7 +47,24 @@ class ServerSettings(Settings):
     max_connection_age_s: float = Field(
         0.0, ge=0, description="Close connections of this age to new calls, so that new pods are found; 0 never."
     )
+    worker_id: str = Field("", description="Name in logs and traces; default HOST:PORT with the host's name.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
+
+
+class ModelSettings(ServerSettings):
+    """What a worker that runs a model has to be told."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Precision of weights and passes; auto is bfloat16 where the device is good at it."
+    )
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.")
+    device_map: str | None = Field(None, description="Spread a model over devices, as in transformers: auto, balanced.")
+    attn_implementation: str | None = Field(None, description="As in transformers: sdpa, eager, flash_attention_2.")
+    threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; unset leaves torch's choice.")
+    max_sessions: int = Field(64, ge=1, description="Requests served at once, each with a cache of its own.")
+    prefill_chunk_tokens: int = Field(
+        512, ge=1, description="Prompt tokens fed in one pass; other requests go between."
+    )
 
 
 def command(settings: type[T], **attributes: Any) -> Callable[[Callable[[T], None]], click.Command]:

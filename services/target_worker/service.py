@@ -1,0 +1,119 @@
+"""The target worker's RPCs: decode, verify, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+
+from paceline.v1 import target_pb2, target_pb2_grpc, worker_pb2
+from services.common.engine.model import LoadedModel
+from services.common.rpc.codec import encode_row
+from services.common.rpc.errors import Context, RpcError, statuses
+from services.common.rpc.worker import Received, open_session
+from services.common.specdec.errors import UnknownPrefixError
+from services.target_worker.verifier import Verifier, VerifySession
+
+SERVICE = "paceline.v1.TargetService"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A warm model."""
+
+    verifier: Verifier
+    info: worker_pb2.ModelInfo
+    tokenizer: target_pb2.GetTokenizerResponse
+
+
+def serving(loaded: LoadedModel, verifier: Verifier, worker_id: str) -> Serving:
+    """Describe a model as the coordinator needs it described."""
+    identity = worker_pb2.ModelIdentity(model_id=loaded.model_id, weights_hash=loaded.weights_hash, dtype=loaded.dtype)
+    info = worker_pb2.ModelInfo(
+        identity=identity,
+        vocab_size=loaded.vocab_size,
+        tokenizer_fingerprint=loaded.tokenizer_fingerprint,
+        context_length=loaded.context_length,
+        eos_token_ids=loaded.eos_token_ids,
+        worker_id=worker_id,
+    )
+    tokenizer = target_pb2.GetTokenizerResponse(
+        tokenizer_json=loaded.tokenizer_json,
+        chat_template=loaded.chat_template,
+        generation_config_json=loaded.generation_config_json,
+        special_tokens=loaded.special_tokens,
+        tokenizer_fingerprint=loaded.tokenizer_fingerprint,
+    )
+    return Serving(verifier, info, tokenizer)
+
+
+class TargetService(target_pb2_grpc.TargetServiceServicer):
+    """Serves Verify; UNAVAILABLE until a model is attached."""
+
+    def __init__(self) -> None:
+        self._serving: Serving | None = None
+
+    def attach(self, serving: Serving) -> None:
+        """Begin to serve a model."""
+        self._serving = serving
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: target_pb2.TargetServiceGetModelInfoRequest, context: Context
+    ) -> target_pb2.TargetServiceGetModelInfoResponse:
+        """Say what is served."""
+        async with statuses(context):
+            return target_pb2.TargetServiceGetModelInfoResponse(model=self._warm().info)
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: target_pb2.GetTokenizerRequest, context: Context
+    ) -> target_pb2.GetTokenizerResponse:
+        """Hand out the model's files that the coordinator needs."""
+        async with statuses(context):
+            return self._warm().tokenizer
+
+    # A coroutine that writes, not a generator that yields: a cancelled call is cancelled here, and frees its cache.
+    async def Verify(  # type: ignore[override]  # noqa: N802
+        self, requests: AsyncIterator[target_pb2.VerifyRequest], context: Context
+    ) -> None:
+        """Serve one session: its KV cache lives as long as this call."""
+        async with statuses(context) as call:
+            warm = self._warm()
+            session: VerifySession | None = None
+            try:
+                async for request in requests:
+                    received = Received(request)
+                    if session is None:
+                        call.request_id = request.start.request_id
+                        session = self._open(warm, request)
+                    await context.write(await self._verify(session, request, received, warm.info))
+            finally:
+                if session is not None:
+                    session.close()
+
+    def _open(self, warm: Serving, request: target_pb2.VerifyRequest) -> VerifySession:
+        start = request.start
+        params = open_session(start, request.HasField("start"), warm.info.identity)
+        return warm.verifier.open(params, start.prompt_length, start.max_new_tokens)
+
+    async def _verify(
+        self,
+        session: VerifySession,
+        request: target_pb2.VerifyRequest,
+        received: Received,
+        info: worker_pb2.ModelInfo,
+    ) -> target_pb2.VerifyResponse:
+        try:
+            verified = await session.verify(request.base_length, request.tokens, request.rows)
+        except UnknownPrefixError as error:
+            return target_pb2.VerifyResponse(round=request.round, known_length=error.known_length)
+        received.trace(
+            verified.timing, {"paceline.target.worker": info.worker_id, "paceline.target.model": info.identity.model_id}
+        )
+        rows = [encode_row(row) for row in verified.rows]
+        return target_pb2.VerifyResponse(round=request.round, rows=rows, timing=received.timing(verified.timing))
+
+    def _warm(self) -> Serving:
+        if self._serving is None:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
+        return self._serving
