@@ -1,0 +1,159 @@
+"""The three services on this machine, as three processes that live no longer than this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.cli.child import Child, Service
+from services.cli.relay import Relay
+
+T = TypeVar("T")
+Report = Callable[[str], None]
+
+COORDINATOR = Service("coordinator", "services.coordinator", "paceline.v1.CoordinatorService")
+DRAFT = Service("draft worker", "services.draft_worker", "paceline.v1.DraftService")
+TARGET = Service("target worker", "services.target_worker", "paceline.v1.TargetService")
+
+_STOP_TIMEOUT_S = 4.0
+_NOTICE_S = 0.5
+
+
+class ClusterError(click.ClickException):
+    """A service ended that should run; the message says which and what it said."""
+
+
+class Cluster:
+    """Three running services."""
+
+    def __init__(self, env: Mapping[str, str], report: Report, logs: Path | None) -> None:
+        self.address = ""
+        self._env, self._report, self._logs = env, report, logs
+        self._children: list[Child] = []
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns, for as long as all services run.
+
+        Raises:
+            ClusterError: One of them ended first.
+        """
+        working = asyncio.ensure_future(work)
+        ends = {asyncio.create_task(child.ended()): child for child in self._children}
+        try:
+            await asyncio.wait({working, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done() and working.exception() is not None:
+                # The work may have failed because a service did, which shows a moment later and is the better message.
+                await asyncio.wait(ends, timeout=_NOTICE_S, return_when=asyncio.FIRST_COMPLETED)
+            for end, child in ends.items():
+                if end.done():
+                    raise ClusterError(child.describe_end())
+            return await working
+        finally:
+            for task in (working, *ends):
+                task.cancel()
+            await asyncio.gather(working, *ends, return_exceptions=True)
+
+    async def start(self, coordinator: Sequence[str], draft: Sequence[str], target: Sequence[str]) -> None:
+        """Start the three and wait until all of them serve.
+
+        Raises:
+            ClusterError: One of them ended.
+        """
+        self._report("starting the workers")
+        workers = [await self._spawn(TARGET, target), await self._spawn(DRAFT, draft)]
+        target_address, draft_address = await self.run(_gather([worker.address() for worker in workers]))
+        addresses = ["--target", target_address, "--draft", draft_address]
+        child = await self._spawn(COORDINATOR, [*coordinator, *addresses])
+        self.address = await self.run(child.address())
+        for address, service in ((draft_address, DRAFT), (target_address, TARGET), (self.address, COORDINATOR)):
+            self._report(f"waiting for the {service.name}")
+            await self.run(_serving(address, service))
+        # From here on the services' logs are no news of a start.
+        self._report = lambda _: None
+
+    async def stop(self) -> None:
+        """Stop the coordinator, then the workers; kill what has not ended after a few seconds, or when cancelled."""
+        first = [child for child in self._children if child.service is COORDINATOR]
+        try:
+            for children in (first, [child for child in self._children if child not in first]):
+                for child in children:
+                    child.signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STOP_TIMEOUT_S):
+                        await _gather([child.ended() for child in children])
+        finally:
+            for child in self._children:
+                child.signal(signal.SIGKILL)
+            await _gather([child.close() for child in self._children])
+
+    async def _spawn(self, service: Service, arguments: Sequence[str]) -> Child:
+        child = await Child.spawn(service, ["--listen", "127.0.0.1:0", *arguments], self._env, self._relay(service))
+        self._children.append(child)
+        return child
+
+    def _relay(self, service: Service) -> Relay | None:
+        if self._logs is None:
+            return None
+        log = (self._logs / f"{service.module}.log").open("wb")
+        return Relay(log, lambda line: self._report(f"{service.name}: {line}"))
+
+
+@contextlib.asynccontextmanager
+async def local_cluster(
+    coordinator_args: Sequence[str],
+    draft_args: Sequence[str],
+    target_args: Sequence[str],
+    env: Mapping[str, str],
+    report: Report,
+    *,
+    verbose: bool = False,
+) -> AsyncIterator[Cluster]:
+    """Run the three services on loopback, all serving, and stop them at the end.
+
+    Args:
+        coordinator_args: More arguments of its command.
+        draft_args: The same.
+        target_args: The same.
+        env: The services' environment.
+        report: Called with what is being waited for, in a few words.
+        verbose: Leave the services' logs on standard error, and not in a temporary folder.
+
+    Raises:
+        ClusterError: A service ended before it served.
+    """
+    with contextlib.ExitStack() as stack:
+        logs = None if verbose else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
+        cluster = Cluster(env, report, logs)
+        try:
+            await cluster.start(coordinator_args, draft_args, target_args)
+            yield cluster
+        finally:
+            await cluster.stop()
+
+
+async def _gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    return list(await asyncio.gather(*works))
+
+
+async def _serving(address: str, service: Service) -> None:
+    """Wait until a service's health is SERVING; its end before that is for others to notice."""
+    request = health_pb2.HealthCheckRequest(service=service.grpc_name)
+    # A proxy that the environment names is not for this machine's own ports.
+    async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs have no Watch
+        watch = stub.Watch(request, wait_for_ready=True)
+        try:
+            async for reply in watch:
+                if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        finally:
+            watch.cancel()

@@ -1,0 +1,80 @@
+"""`paceline up`: the three services on this machine until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from services.cli.cluster import local_cluster
+from services.cli.interrupt import run
+from services.cli.progress import progress
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@click.command()
+@click.option("--listen", metavar="HOST:PORT", help="The coordinator's address.  [default: a free port on loopback]")
+@click.option("--model", help="Target: local folder, hub id, GGUF file.  [default: SmolLM2-135M-Instruct]")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Precision of the models.  [default: auto]")
+@click.option("--drafter", type=click.Choice(("ngram", "model")), help="Kind of draft.  [default: ngram]")
+@click.option("--draft-model", metavar="MODEL", help="Draft model; makes --drafter model the default.")
+@click.option("--gamma", type=int, help="Drafts in a round where a request does not say.  [default: 4]")
+@click.option("--verbose", is_flag=True, help="Show the services' logs.")
+def up(verbose: bool, **choices: Any) -> None:
+    """Run the three services on this machine until Ctrl-C.
+
+    Prints READY and the coordinator's address once it serves. Every other setting of a service reaches it by its
+    environment variable: see the --help of coordinator, draft-worker and target-worker. A service that ends is not
+    started again: the others are stopped too, and the exit code is 1.
+    """
+    run(_up(service_arguments(**choices), verbose))
+
+
+def service_arguments(
+    *,
+    listen: str | None = None,
+    model: str | None = None,
+    dtype: str | None = None,
+    drafter: str | None = None,
+    draft_model: str | None = None,
+    gamma: int | None = None,
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the arguments of the coordinator, the draft worker and the target worker; None leaves a setting to them.
+
+    Raises:
+        click.UsageError: A draft model for a drafter that has none.
+    """
+    if draft_model is not None and drafter == "ngram":
+        raise click.UsageError("--draft-model is for --drafter model, not ngram.")
+    if draft_model is not None:
+        drafter = "model"
+    return (
+        _flags(listen=listen, default_gamma=gamma),
+        _flags(drafter=drafter, model=draft_model, dtype=dtype),
+        _flags(model=model, dtype=dtype),
+    )
+
+
+def _flags(**settings: object) -> list[str]:
+    given = {name: value for name, value in settings.items() if value is not None}
+    return [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+async def _up(arguments: tuple[list[str], list[str], list[str]], verbose: bool) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        with progress(moving=not verbose) as report:
+            cluster = await stack.enter_async_context(local_cluster(*arguments, os.environ, report, verbose=verbose))
+        click.echo(f"READY {cluster.address}")
+        if sys.stderr.isatty():
+            click.echo(f'try: paceline generate --address {cluster.address} --chat "..."; Ctrl-C stops all', err=True)
+        # Until a signal, or a service's end.
+        await cluster.run(_for_ever())
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,69 @@
+"""Services that hold to the contract of a real one and load nothing: LISTENING, health, an orderly end.
+
+`FAKE_<ROLE>` in the environment has one of them misbehave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from paceline.v1 import coordinator_pb2 as pb
+from paceline.v1 import coordinator_pb2_grpc
+from services.common.rpc.server import Server
+from services.common.rpc.settings import ServerSettings
+from tests.cli import scripted
+
+NAMES = {"coordinator": "CoordinatorService", "draft": "DraftService", "target": "TargetService"}
+
+
+class _Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        await context.send_initial_metadata((("paceline-request-id", "request-7"),))
+        for chunk in scripted.chunks():
+            yield chunk
+        if os.environ.get("FAKE_COORDINATOR") == "endless":
+            await asyncio.Event().wait()
+        yield pb.GenerateResponse(result=scripted.result())
+
+
+def run(role: str) -> None:
+    """Be one of the three until SIGTERM."""
+    behaviour = os.environ.get(f"FAKE_{role.upper()}", "")
+    _record(role, os.getpid())
+    print(f"{role} got {' '.join(sys.argv[1:])}", file=sys.stderr, flush=True)
+    if behaviour == "fails":
+        sys.exit("the model is not there\nmake room and try again")
+    if behaviour == "stubborn":
+        signal.signal(signal.SIGTERM, lambda *_: _record("told", 0))
+    if behaviour == "parent":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        _record("grandchild", child.pid)
+    asyncio.run(_serve(role, behaviour))
+
+
+def _record(name: str, pid: int) -> None:
+    Path(os.environ["FAKE_PIDS"], name).write_text(str(pid))
+
+
+async def _serve(role: str, behaviour: str) -> None:
+    listen = sys.argv[len(sys.argv) - 1 - sys.argv[::-1].index("--listen") + 1]
+    server = Server(ServerSettings(listen=listen), [f"paceline.v1.{NAMES[role]}"])
+    if role == "coordinator":
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(_Coordinator(), server.grpc)
+    stopped = asyncio.Event()
+    if behaviour != "stubborn":
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    await server.listen()
+    if behaviour == "dies":
+        sys.exit(3)
+    if behaviour != "loads":
+        await server.ready()
+    await stopped.wait()
+    await server.grpc.stop(0)
