@@ -61,6 +61,8 @@ def open_channel(
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),
+            # When every pod is replaced at once, their new addresses are wanted well before a lost target is given up.
+            ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         ],
         interceptors=list(interceptors),
     )

@@ -87,6 +87,15 @@ class Server:
             await self._health.set(service, status)
 
 
+def exit_on_signal() -> None:
+    """Make SIGTERM and SIGINT end the process quietly until `stop_signal` takes over.
+
+    As a container's first process it would otherwise ignore a SIGTERM that comes while torch is being imported.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+
+
 @contextlib.asynccontextmanager
 async def stop_signal() -> AsyncIterator[asyncio.Event]:
     """Yield an event that the first SIGTERM or SIGINT sets; a second one ends the process at once."""
