@@ -30,6 +30,8 @@ def distributions(logits: torch.Tensor, params: SamplingParams) -> list[Row]:
     scores = logits.float()
     best = scores.amax(dim=-1, keepdim=True)
     usable = torch.isfinite(best).flatten().tolist()
+    if not all(usable):
+        scores, best = torch.where(torch.isfinite(best), scores, 0), torch.where(torch.isfinite(best), best, 0)
     if params.temperature == 0:
         rows = [Row.point_mass(token) for token in scores.argmax(dim=-1).tolist()]
     else:

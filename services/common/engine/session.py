@@ -134,6 +134,7 @@ class ModelSession:
 
 async def warm_up(loaded: LoadedModel, executor: PassExecutor) -> None:
     """Run passes of one to ten tokens: the first of each size sets up kernels, threads and memory."""
-    session = ModelSession(loaded, executor, capacity=64, prefill_chunk=64)
-    for count in range(10, 0, -1):
+    longest = min(10, loaded.context_length or 10)
+    session = ModelSession(loaded, executor, capacity=longest, prefill_chunk=longest)
+    for count in range(longest, 0, -1):
         await session.evaluate(0, [0] * count, count, lambda logits: distributions(logits, SamplingParams()))
