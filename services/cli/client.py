@@ -74,7 +74,7 @@ async def stream_answer(
                 else:
                     answer.result = response.result
         except grpc.aio.AioRpcError as error:
-            raise CallError(_explain(error, address)) from None
+            raise CallError(_explain(error, address, deadline_s)) from None
         finally:
             # Leaving the loop early does not end the call by itself.
             call.cancel()
@@ -84,7 +84,7 @@ async def stream_answer(
     return answer
 
 
-def _explain(error: grpc.aio.AioRpcError, address: str) -> str:
+def _explain(error: grpc.aio.AioRpcError, address: str, deadline_s: float | None) -> str:
     details = " ".join((error.details() or "").split())
     answered = any(key == _REQUEST_ID for key, _ in error.initial_metadata() or ())
     if error.code() is grpc.StatusCode.UNAVAILABLE and not answered:
@@ -92,4 +92,6 @@ def _explain(error: grpc.aio.AioRpcError, address: str) -> str:
             f"UNAVAILABLE: no coordinator serves at {address} ({details}). "
             "Start one with `paceline up` and give the address that it prints as --address"
         )
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s is not None:
+        return f"DEADLINE_EXCEEDED: the answer took longer than --deadline, {deadline_s:g} s"
     return f"{error.code().name}: {details}"

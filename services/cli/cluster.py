@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -24,6 +25,8 @@ COORDINATOR = Service("coordinator", "services.coordinator", "paceline.v1.Coordi
 DRAFT = Service("draft worker", "services.draft_worker", "paceline.v1.DraftService")
 TARGET = Service("target worker", "services.target_worker", "paceline.v1.TargetService")
 
+# What the services' logging puts in front of a message.
+_LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,]+ [A-Z] \S+: ")
 _STOP_TIMEOUT_S = 4.0
 _NOTICE_S = 0.5
 
@@ -39,6 +42,8 @@ class Cluster:
         self.address = ""
         self._env, self._report, self._logs = env, report, logs
         self._children: list[Child] = []
+        self._awaited: Service | None = None
+        self._said: dict[Service, str] = {}
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns, for as long as all services run.
@@ -75,10 +80,9 @@ class Cluster:
         child = await self._spawn(COORDINATOR, [*coordinator, *addresses])
         self.address = await self.run(child.address())
         for address, service in ((draft_address, DRAFT), (target_address, TARGET), (self.address, COORDINATOR)):
-            self._report(f"waiting for the {service.name}")
+            self._await(service)
             await self.run(_serving(address, service))
-        # From here on the services' logs are no news of a start.
-        self._report = lambda _: None
+        self._awaited = None
 
     async def stop(self) -> None:
         """Stop the coordinator, then the workers; kill what has not ended after a few seconds, or when cancelled."""
@@ -100,11 +104,25 @@ class Cluster:
         self._children.append(child)
         return child
 
+    def _await(self, service: Service) -> None:
+        self._awaited = service
+        said = self._said.get(service)
+        self._report(f"waiting for the {service.name}" + (f": {said}" if said else ""))
+
+    def _heard(self, service: Service, line: str) -> None:
+        """Take note of a line of a service's log, and pass it on if that service is what is waited for."""
+        message = _LOG_PREFIX.sub("", line)
+        if message.startswith("serving on "):
+            return
+        self._said[service] = message
+        if service is self._awaited:
+            self._await(service)
+
     def _relay(self, service: Service) -> Relay | None:
         if self._logs is None:
             return None
         log = (self._logs / f"{service.module}.log").open("wb")
-        return Relay(log, lambda line: self._report(f"{service.name}: {line}"))
+        return Relay(log, lambda line: self._heard(service, line))
 
 
 @contextlib.asynccontextmanager

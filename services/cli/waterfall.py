@@ -97,18 +97,20 @@ def _worker_line(name: str, start_ms: float, length_ms: float, timing: worker_pb
     queued_ms = start_ms + max(0.0, length_ms - timing.service_ms) / 2
     spans = [
         Span(start_ms, length_ms, _WIRE),
+        Span(queued_ms, timing.service_ms),
         Span(queued_ms, timing.queue_ms, _QUEUE),
-        Span(queued_ms + timing.queue_ms, timing.forward_ms),
     ]
     return Line(name, spans, style, f"queue {timing.queue_ms:.1f}, forward {timing.forward_ms:.1f}")
 
 
 def _bar(spans: Sequence[Span], total_ms: float, width: int) -> str:
     cells = [" "] * width
-    for span in spans:
+    for position, span in enumerate(spans):
         if span.length_ms <= 0 or total_ms <= 0:
             continue
         first = min(width - 1, round(span.start_ms / total_ms * width))
-        end = min(width, max(first + 1, round((span.start_ms + span.length_ms) / total_ms * width)))
+        end = min(width, round((span.start_ms + span.length_ms) / total_ms * width))
+        # However short a line's span is, it shows; its parts only where they have room.
+        end = max(end, first + (position == 0))
         cells[first:end] = span.mark * (end - first)
     return "".join(cells)

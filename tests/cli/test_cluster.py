@@ -246,8 +246,9 @@ async def test_a_cluster_reports_what_it_waits_for(env: Environment, monkeypatch
         monkeypatch.setattr(cluster, name, replace(getattr(cluster, name), module=f"tests.cli.fakes.{name.lower()}"))
     reported: list[str] = []
     async with local_cluster([], [], [], {**env, "PYTHONPATH": str(ROOT)}, reported.append) as started:
-        assert "target worker: target got --listen 127.0.0.1:0" in reported
-        assert reported[-1] == "waiting for the coordinator"
+        assert reported[0] == "starting the workers"
+        assert "waiting for the target worker: target got --listen 127.0.0.1:0" in reported
+        assert reported[-1].startswith("waiting for the coordinator: coordinator got")
         os.kill(pids(env)["target"], signal.SIGKILL)
         with pytest.raises(ClusterError, match="the target worker was ended by SIGKILL"):
             await started.run(_for_ever())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc
-from services.common.rpc.server import Server
+from services.common.rpc.server import Server, configure_logging
 from services.common.rpc.settings import ServerSettings
 from tests.cli import scripted
 
@@ -37,7 +38,8 @@ def run(role: str) -> None:
     """Be one of the three until SIGTERM."""
     behaviour = os.environ.get(f"FAKE_{role.upper()}", "")
     _record(role, os.getpid())
-    print(f"{role} got {' '.join(sys.argv[1:])}", file=sys.stderr, flush=True)
+    configure_logging("info")
+    logging.getLogger("fake").info("%s got %s", role, " ".join(sys.argv[1:]))
     if behaviour == "fails":
         sys.exit("the model is not there\nmake room and try again")
     if behaviour == "stubborn":
