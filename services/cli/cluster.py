@@ -107,7 +107,7 @@ class Cluster:
     def _await(self, service: Service) -> None:
         self._awaited = service
         said = self._said.get(service)
-        self._report(f"waiting for the {service.name}" + (f": {said}" if said else ""))
+        self._report(f"{service.name}: {said}" if said else f"waiting for the {service.name}")
 
     def _heard(self, service: Service, line: str) -> None:
         """Take note of a line of a service's log, and pass it on if that service is what is waited for."""
@@ -168,10 +168,14 @@ async def _serving(address: str, service: Service) -> None:
     # A proxy that the environment names is not for this machine's own ports.
     async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs have no Watch
-        watch = stub.Watch(request, wait_for_ready=True)
-        try:
-            async for reply in watch:
-                if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-        finally:
-            watch.cancel()
+        while True:
+            watch = stub.Watch(request, wait_for_ready=True)
+            try:
+                async for reply in watch:
+                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError:
+                # A service that gives up closes its server some time before its process ends.
+                await asyncio.sleep(_NOTICE_S)
+            finally:
+                watch.cancel()

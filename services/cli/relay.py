@@ -72,7 +72,7 @@ class Relay:
                 continue
             if segment.endswith("\n"):
                 self.tail.append(line)
-            self._on_line(line)
+            self._on_line(line.lstrip())
 
 
 def _open_terminal() -> tuple[int, int]:

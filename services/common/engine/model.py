@@ -15,11 +15,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from services.common.engine import identity
 from services.common.engine.kv_cache import unsupported_layers
 from services.common.engine.quiet import quiet_transformers
+from services.common.specdec.errors import StartupError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class ModelLoadError(Exception):
+class ModelLoadError(StartupError):
     """A model that cannot be served; the message says what is wrong with it."""
 
 

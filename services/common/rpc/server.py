@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,6 +17,8 @@ from grpc_reflection.v1alpha import reflection
 
 from services.common.rpc.channel import keepalive_options, message_options
 from services.common.rpc.settings import ServerSettings
+from services.common.rpc.telemetry import configure_telemetry, flush_telemetry
+from services.common.specdec.errors import StartupError
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +57,14 @@ class Server:
         """Start to listen and print `LISTENING host:port`, the line that a parent process waits for.
 
         Raises:
-            SystemExit: The address cannot be had.
+            StartupError: The address cannot be had.
         """
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         host = self._settings.listen.rpartition(":")[0]
         try:
             port = self.grpc.add_insecure_port(self._settings.listen)
         except RuntimeError:
-            raise SystemExit(
+            raise StartupError(
                 f"cannot listen on {self._settings.listen}: is the port taken, or the address not of this machine?"
             ) from None
         await self.grpc.start()
@@ -118,20 +120,50 @@ async def stop_signal() -> AsyncIterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-async def unless_stopped(stopped: asyncio.Event, work: asyncio.Task[None]) -> bool:
-    """Wait for `work`, but no longer than until the stop signal; return whether it finished.
+async def run(server: Server, prepare: Callable[[], Awaitable[None]], close: Callable[[], Awaitable[None]]) -> None:
+    """Live a server's whole life: listen, prepare, serve, drain on the stop signal, close.
+
+    Args:
+        server: With its services registered.
+        prepare: Makes them ready; the server reports SERVING when it is done.
+        close: Frees what they hold, after the last call.
 
     Raises:
-        Exception: What `work` raised.
+        StartupError: It cannot listen, or `prepare` raised one.
     """
-    waiting = asyncio.create_task(stopped.wait())
-    await asyncio.wait({waiting, work}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if not work.done():
-        work.cancel()
-        return False
-    work.result()
-    return True
+    async with stop_signal() as stopped:
+        await server.listen()
+        preparing = asyncio.ensure_future(prepare())
+        waiting = asyncio.create_task(stopped.wait())
+        await asyncio.wait({waiting, preparing}, return_when=asyncio.FIRST_COMPLETED)
+        if not preparing.done():
+            # A model load cannot be interrupted, and there is nothing to finish.
+            os._exit(0)
+        try:
+            preparing.result()
+            await server.ready()
+            await waiting
+        finally:
+            waiting.cancel()
+            await server.stop()
+            await close()
+
+
+def run_process(settings: ServerSettings, service_name: str, serve: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Run a service as this process: logs, telemetry, event loop, exit code.
+
+    Raises:
+        SystemExit: It cannot start; the message says why.
+    """
+    configure_logging(settings.log_level)
+    exit_on_signal()
+    configure_telemetry(service_name, instance_name(settings))
+    try:
+        asyncio.run(serve())
+    except StartupError as error:
+        raise SystemExit(f"{service_name}: {error}") from error
+    finally:
+        flush_telemetry()
 
 
 def configure_logging(level: str) -> None:
@@ -141,6 +173,6 @@ def configure_logging(level: str) -> None:
     )
 
 
-def instance_name(worker_id: str, listen: str) -> str:
+def instance_name(settings: ServerSettings) -> str:
     """Return the name of this process in logs and traces."""
-    return worker_id or f"{socket.gethostname()}:{listen.rpartition(':')[2]}"
+    return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"

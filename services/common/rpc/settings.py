@@ -47,7 +47,7 @@ class ServerSettings(Settings):
     max_connection_age_s: float = Field(
         0.0, ge=0, description="Close connections of this age to new calls, so that new pods are found; 0 never."
     )
-    worker_id: str = Field("", description="Name in logs and traces; default HOST:PORT with the host's name.")
+    worker_id: str = Field("", description="Name in logs and traces; default HOSTNAME-PID.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
 
 
@@ -98,10 +98,10 @@ def options(settings: type[Settings]) -> list[click.Parameter]:
                 [f"{flag}/--no-{flag[2:]}" if kind is bool else flag],
                 type=kind,
                 multiple=multiple,
-                default=None,
+                default=None if multiple or field.is_required() else default,
                 envvar=settings.env_name(name),
                 show_envvar=True,
-                show_default=_shown(default),
+                show_default=default not in (None, "", ()),
                 required=field.is_required(),
                 help=field.description,
             )
@@ -118,11 +118,7 @@ def parse(settings: type[T], values: dict[str, Any]) -> T:
     try:
         return settings(**{name: value for name, value in values.items() if value != ()})
     except pydantic.ValidationError as error:
-        lines = [
-            f"{settings.flag_name(str(e['loc'][0])) if e['loc'] else 'settings'} is {e['input']!r}: {e['msg']}"
-            for e in error.errors()
-        ]
-        raise click.UsageError("\n".join(lines)) from None
+        raise click.UsageError("\n".join(_told(settings, dict(e)) for e in error.errors())) from None
 
 
 def _click_type(annotation: Any) -> tuple[Any, bool]:
@@ -137,7 +133,7 @@ def _click_type(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def _shown(default: object) -> str | bool:
-    if default is None or isinstance(default, (tuple, bool)) or repr(default) == "PydanticUndefined":
-        return bool(default) if isinstance(default, bool) else False
-    return str(default)
+def _told(settings: type[Settings], error: dict[str, Any]) -> str:
+    """Return what is wrong, with the flag in place of the field. Settings wrong together name themselves."""
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{settings.flag_name(str(error['loc'][0]))} is {error['input']!r}: {message}" if error["loc"] else message

@@ -9,6 +9,10 @@ RequestError
 from __future__ import annotations
 
 
+class StartupError(Exception):
+    """A service that cannot start; its message is meant for the operator and says what to do."""
+
+
 class RequestError(Exception):
     """A request that cannot be served; its message is meant for the caller."""
 
