@@ -125,6 +125,15 @@ def test_a_service_that_cannot_start_is_named_with_its_last_words(env: Environme
     assert survivors(env) == []
 
 
+def test_a_service_that_closes_long_before_it_ends_is_named_too(env: Environment) -> None:
+    with running("up", env={**env, "FAKE_TARGET": "gives up"}) as process:
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "Error: the target worker ended with exit code 1; its last lines:" in stderr
+    assert stderr.endswith("  the model is damaged\n")
+    assert "Traceback" not in stderr
+
+
 def test_up_ends_when_a_service_dies(env: Environment) -> None:
     with running("up", env=env) as process:
         ready_address(process)
@@ -217,7 +226,7 @@ def test_the_demo_on_a_terminal(env: Environment) -> None:
     plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown)
     assert "Why [b]blue[/b]?" in plain
     assert "\x1b[32mBlue" in shown
-    assert "waiting for the" in plain, "no progress was shown"
+    assert "starting the workers" in plain, "no progress was shown"
     for figure in ("tokens/s", "accepted length", "alpha", "first token", "wire"):
         assert figure in plain
     assert "2 accepted draft" in plain
@@ -247,8 +256,8 @@ async def test_a_cluster_reports_what_it_waits_for(env: Environment, monkeypatch
     reported: list[str] = []
     async with local_cluster([], [], [], {**env, "PYTHONPATH": str(ROOT)}, reported.append) as started:
         assert reported[0] == "starting the workers"
-        assert "waiting for the target worker: target got --listen 127.0.0.1:0" in reported
-        assert reported[-1].startswith("waiting for the coordinator: coordinator got")
+        assert "target worker: target got --listen 127.0.0.1:0" in reported
+        assert reported[-1].startswith("coordinator: coordinator got")
         os.kill(pids(env)["target"], signal.SIGKILL)
         with pytest.raises(ClusterError, match="the target worker was ended by SIGKILL"):
             await started.run(_for_ever())

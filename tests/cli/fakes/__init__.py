@@ -65,6 +65,11 @@ async def _serve(role: str, behaviour: str) -> None:
     await server.listen()
     if behaviour == "dies":
         sys.exit(3)
+    if behaviour == "gives up":
+        await asyncio.sleep(0.5)
+        await server.grpc.stop(0)
+        await asyncio.sleep(1.0)
+        sys.exit("the model is damaged")
     if behaviour != "loads":
         await server.ready()
     await stopped.wait()
