@@ -61,3 +61,13 @@ class Coordinator:
     async def _serve_when_found(self) -> None:
         await self._find_target()
         await self._server.ready()
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    """Run until the stop signal.
+
+    Raises:
+        StartupError: The address cannot be had.
+    """
+    # Built here and not by the caller: gRPC binds a server to the loop that it is made in.
+    await Coordinator(settings).run()
