@@ -14,42 +14,7 @@ import jinja2.sandbox
 import tokenizers
 
 from services.common.specdec.errors import InvalidFieldError
-
-# Tokens that the next one is decoded together with: alone, some tokenizers drop its leading space. More than a
-# character has bytes, so that none is cut.
-_WINDOW_TOKENS = 6
-
-
-class Detokenizer:
-    """Decodes one answer token by token, giving out whole characters only."""
-
-    def __init__(self, tokenizer: tokenizers.Tokenizer, context: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._window = list(context[-_WINDOW_TOKENS:])
-        text = self._decode()
-        self._given = len(text) - _undecided(text)
-
-    def push(self, token: int) -> str:
-        """Return the characters that are complete with `token`; none if it only begins one or is special."""
-        self._window.append(token)
-        text = self._decode()
-        undecided = _undecided(text)
-        new = text[self._given : len(text) - undecided]
-        self._window = self._window[-_WINDOW_TOKENS:]
-        self._given = len(self._decode()) - undecided
-        return new
-
-    def _decode(self) -> str:
-        return str(self._tokenizer.decode(self._window, skip_special_tokens=True))
-
-
-def _undecided(text: str) -> int:
-    """Return how many characters at the end may become others with the next token.
-
-    A character is at most four bytes, so at most three that do not decode yet can be its beginning. What is further
-    back never will be one, and is given out as it is.
-    """
-    return min(3, len(text) - len(text.rstrip("\ufffd")))
+from services.coordinator.detokenizer import Detokenizer
 
 
 class TextCodec:
@@ -75,12 +40,13 @@ class TextCodec:
         }
         # Longest first, so that one that begins with another is found as itself.
         self._specials = dict(sorted(specials.items(), key=lambda item: -len(item[0])))
+        self._silent = frozenset(specials.values())
         self._special_tokens = special_tokens
         self._template = _environment().from_string(chat_template) if chat_template else None
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
         """Return the incremental decoder of an answer to a prompt."""
-        return Detokenizer(self._tokenizer, prompt)
+        return Detokenizer(self._tokenizer, self._silent, prompt)
 
     def encode_text(self, text: str, limit: int) -> list[int]:
         """Return the tokens of raw text, special tokens and the tokenizer's own additions (a BOS) included.
