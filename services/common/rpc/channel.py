@@ -55,6 +55,8 @@ def open_channel(
             *message_options(max_message_mib),
             *keepalive_options(keepalive_s),
             ("grpc.service_config", json.dumps(service_config)),
+            # A proxy that the environment names is for the world outside, not for our own pods.
+            ("grpc.enable_http_proxy", 0),
             # Retrying is the coordinator's: it knows what to send again.
             ("grpc.enable_retries", 0),
             # A restarted worker is found within a second or two; gRPC's own back-off goes up to two minutes.
