@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from services.common.specdec.errors import UnknownPrefixError
-from services.common.specdec.sequence import CachedSequence
+from services.common.specdec.sequence import CachedSequence, RemoteSequence
 
 
 def sequence(tokens: list[int], cached: int) -> CachedSequence:
@@ -64,3 +66,56 @@ def test_pending(cached: int, at_least: int, fed: list[int], kept: int) -> None:
     s = sequence([1, 2, 3, 4], cached)
     assert s.pending(at_least) == fed
     assert s.cached == kept
+
+
+class TestRemoteSequence:
+    def test_sends_the_prompt_once_and_then_only_what_is_new(self) -> None:
+        remote = RemoteSequence()
+        assert remote.plan([1, 2, 3], [7, 8]) == (0, [1, 2, 3, 7, 8])
+        # 7 kept, 8 rejected for 5; the next drafts are 6, 6.
+        assert remote.plan([1, 2, 3, 7, 5], [6, 6]) == (4, [5, 6, 6])
+        # Both kept, and a bonus.
+        assert remote.plan([1, 2, 3, 7, 5, 6, 6, 9], []) == (7, [9])
+
+    def test_counts_the_drafts_that_the_worker_made_itself(self) -> None:
+        remote = RemoteSequence()
+        assert remote.plan([1, 2]) == (0, [1, 2])
+        remote.append(3)
+        remote.append(4)
+        assert remote.plan([1, 2, 3, 9]) == (3, [9])
+
+    def test_sends_again_what_has_to_be_fed_again(self) -> None:
+        remote = RemoteSequence()
+        remote.plan([1, 2, 3], [4])
+        assert remote.plan([1, 2, 3], [4], feed_at_least=2) == (2, [3, 4])
+        assert remote.plan([1, 2, 3], [4], feed_at_least=4) == (0, [1, 2, 3, 4])
+
+    def test_starts_where_a_worker_that_forgot_says(self) -> None:
+        remote = RemoteSequence()
+        remote.plan([1, 2, 3, 4])
+        remote.forget(1)
+        assert remote.plan([1, 2, 3, 4, 5]) == (1, [2, 3, 4, 5])
+        remote.forget(9)  # it never knows more than it was sent
+        assert remote.plan([1, 2, 3, 4, 5, 6]) == (5, [6])
+
+
+def test_the_two_copies_agree_whatever_happens() -> None:
+    """Rounds of random outcomes, lost memory and crops: the worker's copy is the text and its drafts, every time."""
+    rng = random.Random(5)
+    for _ in range(200):
+        remote, worker, committed = RemoteSequence(), CachedSequence(), [1, 2]
+        for _ in range(12):
+            drafts = [rng.randrange(3) for _ in range(rng.randrange(4))]
+            base, tokens = remote.plan(committed, drafts, feed_at_least=len(drafts) + 1)
+            if base > len(worker.tokens):
+                remote.forget(len(worker.tokens))
+                base, tokens = remote.plan(committed, drafts, feed_at_least=len(drafts) + 1)
+            worker.rebase(base, tokens)
+            assert worker.tokens == [*committed, *drafts]
+            assert len(tokens) > len(drafts)
+            kept = rng.randrange(len(drafts) + 1)
+            committed += [*drafts[:kept], rng.randrange(3)]
+            if rng.random() < 0.1:
+                worker = CachedSequence()
+            elif rng.random() < 0.1:
+                worker.rebase(rng.randrange(len(worker.tokens)), [])
