@@ -41,7 +41,7 @@ async def show_answer(
         raise
     printer.end()
     if (figures := table_console(console)) is not None:
-        figures.print(closing_table(answer))
+        figures.print("", closing_table(answer), sep="\n")
     if trace:
         console.file.write("\n")
         console.print(waterfall(answer.result, trace_id, console.width), end="", soft_wrap=True)

@@ -23,15 +23,25 @@ class Span:
     length_ms: float
     mark: str = _WORK
 
+    @property
+    def end_ms(self) -> float:
+        """Where it ends."""
+        return self.start_ms + self.length_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the tree: spans are drawn in order, later ones over earlier ones; the first one's length is shown."""
+    """A line of the tree; its spans follow one another."""
 
     name: str
     spans: Sequence[Span]
     style: str
     remark: str = ""
+
+    @property
+    def length_ms(self) -> float:
+        """From the start of the first span to the end of the last."""
+        return self.spans[-1].end_ms - self.spans[0].start_ms
 
 
 def new_traceparent() -> tuple[str, str]:
@@ -60,7 +70,7 @@ def waterfall(result: coordinator_pb2.GenerateResult, trace_id: str, width: int)
             text.append(line + "\n", "dim")
             continue
         text.append(line.name.ljust(_NAME_WIDTH))
-        text.append(f"{line.spans[0].length_ms:,.1f} ms".rjust(_TIME_WIDTH))
+        text.append(f"{line.length_ms:,.1f} ms".rjust(_TIME_WIDTH))
         text.append(" │", "dim")
         text.append(_bar(line.spans, total_ms, bar_width), line.style)
         text.append("│", "dim")
@@ -94,23 +104,32 @@ def _round(stats: coordinator_pb2.RoundStats, *, last: bool) -> Iterator[Line]:
 
 def _worker_line(name: str, start_ms: float, length_ms: float, timing: worker_pb2.WorkerTiming, style: str) -> Line:
     """Return a worker's part; its clock says how long, not when, so the wire is halved around it."""
-    queued_ms = start_ms + max(0.0, length_ms - timing.service_ms) / 2
+    service_ms = min(timing.service_ms, length_ms)
+    queue_ms = min(timing.queue_ms, service_ms)
+    wire_ms = (length_ms - service_ms) / 2
+    arrival_ms = start_ms + wire_ms
     spans = [
-        Span(start_ms, length_ms, _WIRE),
-        Span(queued_ms, timing.service_ms),
-        Span(queued_ms, timing.queue_ms, _QUEUE),
+        Span(start_ms, wire_ms, _WIRE),
+        Span(arrival_ms, queue_ms, _QUEUE),
+        Span(arrival_ms + queue_ms, service_ms - queue_ms),
+        Span(arrival_ms + service_ms, wire_ms, _WIRE),
     ]
     return Line(name, spans, style, f"queue {timing.queue_ms:.1f}, forward {timing.forward_ms:.1f}")
 
 
 def _bar(spans: Sequence[Span], total_ms: float, width: int) -> str:
-    cells = [" "] * width
-    for position, span in enumerate(spans):
-        if span.length_ms <= 0 or total_ms <= 0:
-            continue
-        first = min(width - 1, round(span.start_ms / total_ms * width))
-        end = min(width, round((span.start_ms + span.length_ms) / total_ms * width))
-        # However short a line's span is, it shows; its parts only where they have room.
-        end = max(end, first + (position == 0))
-        cells[first:end] = span.mark * (end - first)
-    return "".join(cells)
+    """Return a line's bar, each cell with the mark that takes most of it; however short, it has one cell."""
+    if total_ms <= 0:
+        return " " * width
+    scale = width / total_ms
+    first = min(width - 1, round(spans[0].start_ms * scale))
+    end = min(width, round(spans[-1].end_ms * scale))
+    if end <= first + 1:
+        marks = max(spans, key=lambda span: span.length_ms).mark
+    else:
+        marks = "".join(_mark(spans, cell / scale, (cell + 1) / scale) for cell in range(first, end))
+    return (" " * first + marks).ljust(width)
+
+
+def _mark(spans: Sequence[Span], start_ms: float, end_ms: float) -> str:
+    return max(spans, key=lambda span: min(span.end_ms, end_ms) - max(span.start_ms, start_ms)).mark
