@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
+import secrets
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -35,14 +37,38 @@ class TextCodec:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self._longest_token = max(len(token) for token in vocabulary)
-        specials = {
-            token.content: id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
-        }
-        # Longest first, so that one that begins with another is found as itself.
-        self._specials = dict(sorted(specials.items(), key=lambda item: -len(item[0])))
-        self._silent = frozenset(specials.values())
+        self._silent: set[int] = set()
+        self._respell(self._tokenizer.get_added_tokens_decoder())
         self._special_tokens = special_tokens
         self._template = _environment().from_string(chat_template) if chat_template else None
+
+    def _respell(self, added: dict[int, tokenizers.AddedToken]) -> None:
+        """Give every special token a second spelling, which no content can guess.
+
+        With it the template's own special tokens are told from the same text in a content: `_real` spells the former
+        and is a token of `_plain`, `_written` stands in for the latter until the template has been rendered.
+        """
+        # Digits and private-use characters, so that a template's upper or trim does not touch them.
+        secret = f"\ue000{secrets.randbits(64)}"
+        self._real: dict[str, str] = {}
+        self._written: dict[str, str] = {}
+        self._literal: dict[str, str] = {}
+        self._id_of: dict[int, int] = {}
+        self._break = f"{secret}\ue004"
+        self._break_id = _add(self._plain, tokenizers.AddedToken(self._break, normalized=False))
+        for id_, token in added.items():
+            if not token.special:
+                continue
+            self._silent.add(id_)
+            real, written = f"{secret}\ue001{id_}\ue002", f"{secret}\ue003{id_}\ue002"
+            spelt = tokenizers.AddedToken(real, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
+            self._id_of[_add(self._plain, spelt)] = id_
+            self._real[token.content], self._written[token.content] = real, written
+            self._literal[written] = token.content
+        # Longest first, so that one that begins with another is found as itself. Without any, nothing is found.
+        specials = sorted(self._real, key=len, reverse=True)
+        self._any_special = re.compile("|".join(map(re.escape, specials)) or r"(?!)")
+        self._any_written = re.compile(f"{secret}\ue003[0-9]+\ue002")
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
         """Return the incremental decoder of an answer to a prompt."""
@@ -59,7 +85,7 @@ class TextCodec:
             InvalidFieldError: Longer than `limit` tokens can be, whatever they are.
         """
         self._check_length("text", len(text), limit)
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        return _encode(self._tokenizer, text, True)
 
     def encode_chat(self, messages: Sequence[tuple[str, str]], limit: int) -> list[int]:
         """Return the tokens of a conversation in the model's chat template, ready for the assistant's turn.
@@ -78,43 +104,23 @@ class TextCodec:
                 "chat", f"{len(messages)} messages", "text or tokens: this model has no chat template"
             )
         self._check_length("chat.messages", sum(len(content) for _, content in messages), limit)
-        if not any(special in content for _, content in messages for special in self._specials):
-            return list(self._tokenizer.encode(self._render(messages), add_special_tokens=False).ids)
-        return self._encode_guarded(messages)
-
-    def _encode_guarded(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Encode messages whose contents have the text of special tokens in them.
-
-        A mark inside each such text keeps it apart from the template's own; then the rendered text is cut at the
-        template's special tokens, the marks are taken out, and what lies between is encoded as plain text.
-        """
-        contents = "".join(content for _, content in messages)
-        mark = next(m for n in range(len(contents) + 1) if (m := "\ue000" + "\ue001" * n + "\ue002") not in contents)
-        marked = []
-        for role, content in messages:
-            for special in self._specials:
-                content = content.replace(special, special[:1] + mark + special[1:])
-            marked.append((role, content))
-        rest = self._render(marked)
-        ids: list[int] = []
-        while rest:
-            at, special = min(
-                ((rest.find(s), s) for s in self._specials if s in rest),
-                key=lambda hit: hit[0],
-                default=(len(rest), ""),
-            )
-            plain = rest[:at].replace(mark, "")
-            ids += self._plain.encode(plain, add_special_tokens=False).ids
-            if special:
-                ids.append(self._specials[special])
-            rest = rest[at + len(special) :]
-        return ids
+        plain = [(role, self._any_special.sub(lambda m: self._written[m[0]], content)) for role, content in messages]
+        text = self._any_special.sub(lambda m: self._real[m[0]], self._render(plain))
+        ids = _encode(self._plain, self._any_written.sub(lambda m: self._literal[m[0]], text), False)
+        if not self._silent.isdisjoint(ids):
+            # A unigram model makes special tokens of plain text too, unless something stands in between.
+            broken = self._any_written.sub(lambda m: self._literal[m[0]].replace("", self._break, 2), text)
+            ids = _encode(self._plain, broken, False)
+        return [self._id_of.get(id_, id_) for id_ in ids if id_ != self._break_id]
 
     def _render(self, messages: Sequence[tuple[str, str]]) -> str:
         assert self._template is not None
         try:
             return self._template.render(
                 messages=[{"role": role, "content": content} for role, content in messages],
+                # Not left out: templates ask `tools is not none`, which an undefined name is not.
+                tools=None,
+                documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
@@ -130,6 +136,19 @@ class TextCodec:
             raise InvalidFieldError(
                 field, f"{characters} characters", f"at most what {limit} tokens of context can hold"
             )
+
+
+def _add(tokenizer: tokenizers.Tokenizer, token: tokenizers.AddedToken) -> int:
+    """Add a token and return its id."""
+    tokenizer.add_tokens([token])
+    id_ = tokenizer.token_to_id(token.content)
+    assert id_ is not None
+    return id_
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Return the tokens of a text. Unlike `encode`, a batch of one lets the event loop run meanwhile."""
+    return list(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
 
 class _Generation(jinja2.ext.Extension):
