@@ -84,6 +84,7 @@ class ScriptedWorker:
     """
 
     service = ""
+    script: DraftScript | TargetScript
 
     def __init__(self, law: Law, *, eos_ids: Sequence[int] = (), context_length: int = 4096) -> None:
         self.law = law
@@ -129,7 +130,7 @@ class ScriptedWorker:
                 self.requests += 1
                 script = script_of()
                 if self.requests in script.die_on:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the script says die")
+                    await context.abort(script.die_as, "the script says die")
                 if request.HasField("start"):
                     session = await self._open(request.start, context)
                 if session is None:
@@ -146,6 +147,10 @@ class ScriptedWorker:
         if start.identity != self.info.identity:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the session began with another model")
         return _Session(start, decode_sampling(start.sampling, SamplingParams()))
+
+    async def _send(self, request: Any, reply: Any, context: Context) -> None:
+        for sent in self.script.replies(request, reply):
+            await context.write(sent)
 
     def _turn(self, session: _Session, round_index: int) -> Turn:
         return Turn(self.law, session.params, session.start.seed, round_index, session.sequence.tokens)
@@ -189,9 +194,8 @@ class ScriptedDraft(ScriptedWorker, draft_pb2_grpc.DraftServiceServicer):
         try:
             sequence.rebase(request.base_length, request.tokens)
         except UnknownPrefixError as unknown:
-            await context.write(
-                draft_pb2.ProposeResponse(round=request.round, known_length=unknown.known_length, done=True)
-            )
+            short = draft_pb2.ProposeResponse(round=request.round, known_length=unknown.known_length, done=True)
+            await self._send(request, short, context)
             return
         turn = self._turn(session, request.round)
         first = len(sequence.tokens)
@@ -206,7 +210,7 @@ class ScriptedDraft(ScriptedWorker, draft_pb2_grpc.DraftServiceServicer):
             q = script.q_row(turn, offset, token)
             if pause_s := script.pause_s(turn, offset, token):
                 if reply.drafts:
-                    await context.write(reply)
+                    await self._send(request, reply, context)
                     reply = draft_pb2.ProposeResponse(round=request.round)
                 if await inbox.pause(pause_s):
                     return
@@ -215,12 +219,12 @@ class ScriptedDraft(ScriptedWorker, draft_pb2_grpc.DraftServiceServicer):
             sequence.tokens.append(token)
             reply.drafts.append(draft_pb2.DraftToken(token=token, q=encode_row(q)))
             if script.one_by_one:
-                await context.write(reply)
+                await self._send(request, reply, context)
                 reply = draft_pb2.ProposeResponse(round=request.round)
         reply.done = True
         reply.timing.service_ms = (time.perf_counter() - began_s) * 1e3
         reply.timing.forward_tokens = fed
-        await context.write(reply)
+        await self._send(request, reply, context)
 
 
 class ScriptedTarget(ScriptedWorker, target_pb2_grpc.TargetServiceServicer):
@@ -260,7 +264,8 @@ class ScriptedTarget(ScriptedWorker, target_pb2_grpc.TargetServiceServicer):
         try:
             sequence.rebase(request.base_length, request.tokens)
         except UnknownPrefixError as unknown:
-            await context.write(target_pb2.VerifyResponse(round=request.round, known_length=unknown.known_length))
+            short = target_pb2.VerifyResponse(round=request.round, known_length=unknown.known_length)
+            await self._send(request, short, context)
             return
         fed = self._feed(session, request.rows)
         if self.script.late_s and await inbox.pause(self.script.late_s):
@@ -273,4 +278,4 @@ class ScriptedTarget(ScriptedWorker, target_pb2_grpc.TargetServiceServicer):
             reply.rows.append(encode_row(self.script.p_row(turn, offset)))
         reply.timing.service_ms = (time.perf_counter() - began_s) * 1e3
         reply.timing.forward_tokens = fed
-        await context.write(reply)
+        await self._send(request, reply, context)

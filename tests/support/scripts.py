@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
 import numpy as np
 
 from services.common.specdec.randomness import Purpose, uniform
@@ -88,6 +90,7 @@ class DraftScript:
         late_s: For how long; `NEVER` ends with the next request.
         stop_at: Propose no more than this many, decided before sampling.
         die_on: Requests at which the stream breaks.
+        die_as: The status that it breaks with.
         stall_on: Requests that are never answered.
         one_by_one: Send every draft in a message of its own.
     """
@@ -98,6 +101,7 @@ class DraftScript:
     late_s: float = NEVER
     stop_at: int | None = None
     die_on: Collection[int] = ()
+    die_as: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     stall_on: Collection[int] = ()
     one_by_one: bool = False
 
@@ -136,6 +140,10 @@ class DraftScript:
             return good
         return self.bad_q.spoil(good, turn.law.vocab_size, token)
 
+    def replies(self, request: Any, reply: Any) -> Sequence[Any]:
+        """Return what is sent in place of a reply."""
+        return (reply,)
+
 
 @dataclass
 class TargetScript:
@@ -146,6 +154,7 @@ class TargetScript:
         bad_p_at: Offset in the round.
         late_s: Pause before every answer.
         die_on: Requests at which the stream breaks.
+        die_as: The status that it breaks with.
         stall_on: Requests that are never answered.
     """
 
@@ -153,6 +162,7 @@ class TargetScript:
     bad_p_at: int = 0
     late_s: float = 0.0
     die_on: Collection[int] = ()
+    die_as: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     stall_on: Collection[int] = ()
 
     def p(self, turn: Turn) -> Row:
@@ -165,3 +175,7 @@ class TargetScript:
         if self.bad_p is None or offset != self.bad_p_at:
             return good
         return self.bad_p.spoil(good, turn.law.vocab_size, int(np.argmax(good.weights)))
+
+    def replies(self, request: Any, reply: Any) -> Sequence[Any]:
+        """Return what is sent in place of a reply."""
+        return (reply,)
