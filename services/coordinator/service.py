@@ -180,7 +180,6 @@ def _chunk(pieces: Sequence[Piece]) -> pb.TextChunk:
 
 def _result(todo: Plan, answer: Answer, target: Target, rounds: Sequence[Round], span: Span) -> pb.GenerateResult:
     assert answer.finish is not None
-    traced = span.get_span_context()
     return pb.GenerateResult(
         request_id=todo.request_id,
         finish_reason=_FINISHES[answer.finish],
@@ -193,5 +192,5 @@ def _result(todo: Plan, answer: Answer, target: Target, rounds: Sequence[Round],
         speculation=speculation_stats(rounds),
         prompt_token_ids=todo.prompt,
         target=target.info.identity,
-        trace_id=f"{traced.trace_id:032x}" if traced.trace_flags.sampled else "",
+        trace_id=f"{span.get_span_context().trace_id:032x}" if span.is_recording() else "",
     )

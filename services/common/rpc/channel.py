@@ -61,7 +61,8 @@ def open_channel(
             ("grpc.enable_retries", 0),
             # A restarted worker is found within a second or two; gRPC's own back-off goes up to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            # Also how long an attempt to connect may take.
+            ("grpc.min_reconnect_backoff_ms", 2_000),
             ("grpc.max_reconnect_backoff_ms", 1_000),
             # When every pod is replaced at once, their new addresses are wanted well before a lost target is given up.
             ("grpc.dns_min_time_between_resolutions_ms", 1_000),
