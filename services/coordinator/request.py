@@ -99,21 +99,30 @@ def _prompt(request: pb.GenerateRequest, target: Target) -> tuple[int, ...]:
     if request.HasField("text"):
         ids = target.codec.encode_text(request.text, limit)
     elif request.HasField("chat"):
-        ids = target.codec.encode_chat(_messages(request.chat), limit)
+        ids = target.codec.encode_chat(_messages(request.chat, limit), limit)
+    elif len(request.tokens.ids) > limit:
+        raise _too_long("tokens", len(request.tokens.ids), limit)
     else:
         ids = _token_ids("tokens.ids", request.tokens.ids, target.info.vocab_size)
     if not ids:
         raise InvalidFieldError(given[0], "an empty prompt", "at least one token long")
     if len(ids) > limit:
-        raise InvalidFieldError(
-            given[0], f"a prompt of {len(ids)} tokens", f"at most {limit}: the context less one token to generate"
-        )
+        raise _too_long(given[0], len(ids), limit)
     return tuple(ids)
 
 
-def _messages(chat: pb.ChatPrompt) -> list[tuple[str, str]]:
+def _too_long(field: str, length: int, limit: int) -> InvalidFieldError:
+    return InvalidFieldError(
+        field, f"a prompt of {length} tokens", f"at most {limit}: the context less one token to generate"
+    )
+
+
+def _messages(chat: pb.ChatPrompt, limit: int) -> list[tuple[str, str]]:
     if not chat.messages:
         raise InvalidFieldError("chat.messages", "empty", "at least one message")
+    # Each is a token at the least: what cannot fit is refused before it is looked at one by one.
+    if len(chat.messages) > limit:
+        raise InvalidFieldError("chat.messages", f"{len(chat.messages)} messages", f"at most {limit}, one token each")
     messages = []
     for i, message in enumerate(chat.messages):
         if message.role not in _ROLES:
