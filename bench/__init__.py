@@ -1,0 +1,1 @@
+"""Measures the service against its own target alone and against transformers: `make bench`."""
