@@ -136,6 +136,16 @@ def test_missing_files_are_named(tmp_path: Path, folder: Path) -> None:
     assert "no weights (*.safetensors)" in refused(folder)
 
 
+def test_a_hub_id_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("We couldn't connect\nCheck your connection")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
+    assert refused("some/model") == (
+        "The configuration of some/model (a hub id: no folder here has this name) cannot be loaded: We couldn't connect"
+    )
+
+
 def test_a_missing_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()

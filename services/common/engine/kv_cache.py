@@ -71,7 +71,11 @@ def unsupported_layers(config: PreTrainedConfig) -> set[str]:
         config: Of the model's decoder.
     """
     croppable = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-    return {type(layer).__name__ for layer in DynamicCache(config=config).layers if type(layer) not in croppable}
+    try:
+        layers = DynamicCache(config=config).layers
+    except KeyError as unknown:
+        return {str(unknown.args[0])}
+    return {type(layer).__name__ for layer in layers if type(layer) not in croppable}
 
 
 class KvCache(Cache):
@@ -91,5 +95,5 @@ class KvCache(Cache):
         Each layer by itself: a pass that failed half-way has left some of them longer than others.
         """
         for layer in self.layers:
-            if isinstance(layer, _BufferLayer) and layer.is_initialized:
+            if isinstance(layer, _BufferLayer) and layer.get_seq_length() != length:
                 layer.set_length(length)

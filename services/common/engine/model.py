@@ -133,7 +133,8 @@ def _attempt(model: str, part: str, load: Callable[[], Any]) -> Any:
     except Exception as error:
         # Wrong files make the loaders raise all kinds of exceptions; the first line says what it was.
         reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ModelLoadError(f"The {part} of {model} cannot be loaded: {reason}") from error
+        where = "" if Path(model).expanduser().exists() else " (a hub id: no folder here has this name)"
+        raise ModelLoadError(f"The {part} of {model}{where} cannot be loaded: {reason}") from error
 
 
 def _refuse_unsupported(model: str, config: PreTrainedConfig) -> None:
