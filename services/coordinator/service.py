@@ -107,9 +107,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         try:
             yield Rounds(todo, answer, drafter, verifier, RequestObserver(span, self._instruments))
         finally:
-            await verifier.close()
-            if drafter is not None:
-                await drafter.close()
+            # Each cancels its call before it waits: a second cancellation in between must not leave one open.
+            try:
+                await verifier.close()
+            finally:
+                if drafter is not None:
+                    await drafter.close()
 
     def _lost(self, which: str) -> None:
         self._instruments.lost.add(1, {"worker": which})
@@ -137,10 +140,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         whose = "the client's"
         if limit_s is None:
             limit_s, whose = self._settings.default_deadline_s, "the server's (--default-deadline-s)"
+        timer = asyncio.timeout(limit_s)
         try:
-            async with asyncio.timeout(limit_s):
+            async with timer:
                 yield
         except TimeoutError:
+            # Another TimeoutError from within is a bug.
+            if not timer.expired():
+                raise
             raise RpcError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"{whose} deadline of {limit_s:.3g} s has passed"
             ) from None

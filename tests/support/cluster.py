@@ -137,6 +137,7 @@ async def scripted_cluster(
     eos_ids: Sequence[int] = (),
     context_length: int = 4096,
     draft_context_length: int = 4096,
+    draft_address: str | None = None,
     wait_for_draft: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
@@ -149,6 +150,7 @@ async def scripted_cluster(
         eos_ids: The target's.
         context_length: The target's.
         draft_context_length: The draft's.
+        draft_address: Where the coordinator looks for the draft; by default where it is.
         wait_for_draft: Begin only when the coordinator uses the draft. It is asked by short requests, which the
             scripts see; they are honest until then.
         settings: Fields of `CoordinatorSettings`. By default nothing is ever late.
@@ -159,7 +161,12 @@ async def scripted_cluster(
         for worker in (drafter, scorer):
             await worker.start()
             stack.push_async_callback(worker.stop)
-        options = {"listen": "127.0.0.1:0", "draft": drafter.address, "target": scorer.address} | _OPTIONS | settings
+        addresses = {
+            "listen": "127.0.0.1:0",
+            "draft": drafter.address if draft_address is None else draft_address,
+            "target": scorer.address,
+        }
+        options = addresses | _OPTIONS | settings
         coordinator = Coordinator(CoordinatorSettings.model_validate(options))
         await coordinator.start()
         stack.push_async_callback(coordinator.stop)
@@ -171,7 +178,7 @@ async def scripted_cluster(
             await _wait_for_draft(cluster)
         drafter.script, scorer.script = draft or DraftScript(), target or TargetScript()
         for worker in (drafter, scorer):
-            worker.requests = worker.forward_tokens = 0
+            worker.requests = worker.forward_tokens = worker.streams = 0
         yield cluster
 
 

@@ -79,6 +79,7 @@ class ScriptedWorker:
         info: What GetModelInfo answers; a changed identity refuses the sessions of the old one.
         address: HOST:PORT, the same after a restart.
         open_streams: Streams that are open now.
+        streams: Streams that were ever opened.
         requests: Requests received, over all streams.
         forward_tokens: Positions that a model would have been fed.
     """
@@ -99,6 +100,7 @@ class ScriptedWorker:
         )
         self.address = "127.0.0.1:0"
         self.open_streams = 0
+        self.streams = 0
         self.requests = 0
         self.forward_tokens = 0
         self._server: Server | None = None
@@ -125,6 +127,7 @@ class ScriptedWorker:
         inbox: _Inbox[Any] = _Inbox(requests)
         session: _Session | None = None
         self.open_streams += 1
+        self.streams += 1
         try:
             while (request := await inbox.get()) is not None:
                 self.requests += 1
