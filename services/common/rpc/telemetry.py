@@ -6,6 +6,8 @@ Trace context travels in each message of a stream: metadata travels once a strea
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -14,11 +16,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-_ENDPOINTS = (
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
-)
+# A collector that cannot be reached must not hold up a process that is to end.
+_FLUSH_S = 2.0
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -32,12 +31,12 @@ class Traced(Protocol):
 def configure_telemetry(service_name: str, instance_id: str) -> None:
     """Export traces and metrics over OTLP if the environment asks for it.
 
-    `OTEL_EXPORTER_OTLP_ENDPOINT` (or the one for traces or metrics), or `OTEL_TRACES_EXPORTER=otlp`, switches it on;
-    `OTEL_SDK_DISABLED`, the samplers, headers and batch limits have their standard meaning. `OTEL_SERVICE_NAME` wins
-    over `service_name`.
+    `OTEL_EXPORTER_OTLP_ENDPOINT` asks for both, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_TRACES_EXPORTER=otlp` for
+    traces, the same with METRICS for metrics; an exporter `none` turns its signal off. `OTEL_SDK_DISABLED`, the
+    samplers, headers and batch limits have their standard meaning. `OTEL_SERVICE_NAME` wins over `service_name`.
     """
-    asked = os.environ.get("OTEL_TRACES_EXPORTER", "") == "otlp" or any(os.environ.get(name) for name in _ENDPOINTS)
-    if not asked or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    traces, metrics_too = _asked_for("TRACES"), _asked_for("METRICS")
+    if not (traces or metrics_too) or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return
     # Imported here: the SDK and its exporters are a quarter of a second that an untraced process need not spend.
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -48,23 +47,36 @@ def configure_telemetry(service_name: str, instance_id: str) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    name = os.environ.get("OTEL_SERVICE_NAME", service_name)
+    name = os.environ.get("OTEL_SERVICE_NAME") or service_name
     resource = Resource.create({"service.name": name, "service.instance.id": instance_id})
-    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
-        provider = TracerProvider(resource=resource)
+    # Not shut down by the interpreter's exit, which would wait for an unreachable collector: see `flush_telemetry`.
+    if traces:
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         trace.set_tracer_provider(provider)
-    if os.environ.get("OTEL_METRICS_EXPORTER", "otlp") == "otlp":
+    if metrics_too:
         readers = [PeriodicExportingMetricReader(OTLPMetricExporter())]
-        metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
+        metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers, shutdown_on_exit=False))
+
+
+def _asked_for(signal: str) -> bool:
+    if exporter := os.environ.get(f"OTEL_{signal}_EXPORTER", ""):
+        return exporter == "otlp"
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+    return any(os.environ.get(name) for name in endpoints)
 
 
 def flush_telemetry() -> None:
-    """Export what is still held; does nothing without an exporter."""
-    for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
-        shutdown = getattr(provider, "shutdown", None)
-        if shutdown is not None:
-            shutdown()
+    """Export what is still held, for two seconds at most; does nothing without an exporter."""
+    providers = (trace.get_tracer_provider(), metrics.get_meter_provider())
+    shutdowns = [provider.shutdown for provider in providers if hasattr(provider, "shutdown")]
+    # Daemons: one that is left waiting for a collector ends with the process.
+    threads = [threading.Thread(target=shutdown, daemon=True) for shutdown in shutdowns]
+    for thread in threads:
+        thread.start()
+    give_up_s = time.monotonic() + _FLUSH_S
+    for thread in threads:
+        thread.join(max(0.0, give_up_s - time.monotonic()))
 
 
 def inject(span: Span, message: Traced) -> None:

@@ -1,0 +1,33 @@
+"""Calls that do not end well have their span too."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from paceline.v1 import coordinator_pb2 as pb
+from tests.tracing.conftest import Traced
+from tests.tracing.test_tree import GENERATE, SERVER
+
+UNSET, ERROR = 0, 2
+
+
+def test_a_refused_request(traced: Traced) -> None:
+    with pytest.raises(grpc.RpcError):
+        traced.coordinator.generate(text="abc", gamma=1_000, request_id="refused")
+    span = traced.receiver.span(GENERATE, paceline__request__id="refused")
+    assert (span.kind, span.status) == (SERVER, ERROR)
+    assert span.attributes["rpc.system.name"] == "grpc"
+    assert span.attributes["rpc.method"] == GENERATE
+
+
+def test_a_cancelled_request(traced: Traced) -> None:
+    request = pb.GenerateRequest(text="abc", max_tokens=500, request_id="cancelled", stop={"ignore_eos": True})
+    with traced.coordinator.connected() as stub:
+        call = stub.Generate(request)
+        next(call)
+        call.cancel()
+    span = traced.receiver.span(GENERATE, paceline__request__id="cancelled")
+    assert span.attributes["rpc.response.status_code"] == "CANCELLED"
+    # The client's choice is no failure of the service.
+    assert span.status == UNSET

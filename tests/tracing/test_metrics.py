@@ -1,0 +1,68 @@
+"""Metrics arrive too: their names, units and buckets, and numbers that agree with what the client was told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+
+from paceline.v1 import coordinator_pb2 as pb
+from tests.tracing.conftest import Traced
+
+# The standard variable names the process.
+NAME = "a-coordinator-of-its-own"
+
+
+@pytest.fixture(scope="module")
+def stats(traced: Traced) -> Iterator[pb.SpeculationStats]:
+    """The only request of a coordinator."""
+    coordinator = traced.processes.coordinator(
+        traced.target, traced.draft, env={"OTEL_SERVICE_NAME": NAME}, wait_for_draft=False
+    )
+    reply = coordinator.generate(text="abcabc", gamma=3, max_tokens=20, stop={"ignore_eos": True})
+    yield reply.result.speculation
+    assert coordinator.stop() == 0
+
+
+def test_tokens_are_counted(traced: Traced, stats: pb.SpeculationStats) -> None:
+    for name, count in (("proposed", stats.proposed), ("accepted", stats.accepted), ("emitted", stats.emitted)):
+        metric = traced.receiver.metric(NAME, f"paceline.tokens.{name}", lambda metric, n=count: total(metric) == n)
+        assert metric.sum.is_monotonic
+        assert metric.unit == "{token}"
+
+
+def test_rounds_are_timed_in_seconds(traced: Traced, stats: pb.SpeculationStats) -> None:
+    def counts(metric: Metric) -> dict[str, int]:
+        return {point.attributes[0].value.string_value: point.count for point in metric.histogram.data_points}
+
+    expected = dict.fromkeys(("draft", "verify", "accept", "total"), stats.rounds)
+    metric = traced.receiver.metric(NAME, "paceline.round.duration", lambda metric: counts(metric) == expected)
+    assert metric.unit == "s"
+    bounds = metric.histogram.data_points[0].explicit_bounds
+    assert bounds[0] <= 0.001
+    assert 5 <= bounds[-1] <= 60
+    total_s = next(
+        point.sum for point in metric.histogram.data_points if point.attributes[0].value.string_value == "total"
+    )
+    assert total_s == pytest.approx(sum(done.total_ms for done in stats.per_round) / 1e3)
+
+
+def test_accepted_lengths_have_a_bucket_each(traced: Traced, stats: pb.SpeculationStats) -> None:
+    def point(metric: Metric) -> dict[float, int]:
+        (only,) = metric.histogram.data_points
+        return {bound: n for bound, n in zip(only.explicit_bounds, only.bucket_counts, strict=False) if n}
+
+    lengths = [done.accepted for done in stats.per_round]
+    expected = {float(length): lengths.count(length) for length in lengths}
+    traced.receiver.metric(NAME, "paceline.round.accepted_length", lambda metric: point(metric) == expected)
+
+
+def test_running_requests_are_gauged(traced: Traced, stats: pb.SpeculationStats) -> None:
+    metric = traced.receiver.metric(NAME, "paceline.requests.running", lambda metric: total(metric) == 0)
+    assert not metric.sum.is_monotonic
+
+
+def total(metric: Metric) -> int:
+    """Return the sum over all attributes."""
+    return int(sum(point.as_int for point in metric.sum.data_points))
