@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 from typing import Any
 
@@ -29,6 +30,8 @@ def prepare(options: LoadOptions) -> LoadedModel:
         options = dataclasses.replace(options, model=str(folder))
     log.info("loading %s", options.model)
     loaded = load_model(options)
+    # A model is hundreds of thousands of objects that never go: without this the collector walks them again and again.
+    gc.freeze()
     log.info(
         "%s in %s on %s: %d ids, context %d",
         *(loaded.model_id, loaded.dtype, loaded.device, loaded.vocab_size, loaded.context_length),
