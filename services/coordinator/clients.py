@@ -17,8 +17,8 @@ from services.common.rpc.codec import decode_row, encode_sampling
 from services.common.rpc.stream import Stream, StreamLostError
 from services.common.specdec.sequence import RemoteSequence
 from services.common.specdec.types import Draft
-from services.coordinator.loop import Plan
-from services.coordinator.ports import Call, Proposal, TargetFullError, TargetUnavailableError, Verification
+from services.coordinator.ports import Proposal, TargetFullError, TargetUnavailableError, Verification
+from services.coordinator.types import Call, Plan
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class TargetSession:
             TargetUnavailableError: No worker could be had within `retry_s`; a TargetFullError where there were workers.
         """
         backoff = Backoff()
-        give_up_s = time.monotonic() + self._retry_s
+        give_up_s: float | None = None
         attempts = 0
         while True:
             attempts += 1
@@ -105,7 +105,10 @@ class TargetSession:
                 span.set_attribute("paceline.retries", attempts)
                 if lost.code in _HOPELESS:
                     raise RuntimeError(f"the target refuses what the coordinator sends: {lost}") from lost
-                if time.monotonic() > give_up_s:
+                # From the loss on: a target that was silent for longer than this deserves another attempt too.
+                if give_up_s is None:
+                    give_up_s = time.monotonic() + self._retry_s
+                if time.monotonic() >= give_up_s:
                     full = lost.code is grpc.StatusCode.RESOURCE_EXHAUSTED
                     kind = TargetFullError if full else TargetUnavailableError
                     raise kind(f"no target worker after {attempts} attempts in {self._retry_s:g} s: {lost}") from lost

@@ -19,7 +19,7 @@ from tests.support.scripts import NEVER, DraftScript, TargetScript
 
 PROMPT = [0, 1]
 LAW = close_law(distance=0.5, seed=2)
-WAIT_S = 0.2
+WAIT_S = 0.5
 
 
 def rows(reply: Reply) -> list[pb.RoundStats]:
@@ -91,24 +91,23 @@ async def test_a_stream_that_breaks_is_opened_again(request_number: int) -> None
     # One break costs the rounds of one back-off.
     back = had.index(True, lost)
     assert all(had[back:])
-    assert rows(reply)[back - 1].start_ms - rows(reply)[lost].start_ms < 1000
+    assert rows(reply)[back - 1].start_ms - rows(reply)[lost].start_ms < 5000
 
 
 async def test_a_worker_that_goes_and_comes_back() -> None:
-    target = TargetScript(late_s=0.01)
-    async with scripted_cluster(LAW, target=target) as cluster:
-        async with asyncio.TaskGroup() as group:
-            answer = group.create_task(cluster.generate(PROMPT, gamma=2, max_tokens=600, seed=3))
-            await until(lambda: cluster.draft.requests >= 5, "five proposals")
-            await cluster.draft.stop()
-            gone = cluster.target.requests
-            await until(lambda: cluster.target.requests >= gone + 10, "ten rounds without it")
-            await cluster.draft.start()
-        had = drafted(answer.result())
-    assert len(answer.result().tokens) == 600
-    assert had[0]
-    assert not all(had)
-    assert had[-1]
+    async with scripted_cluster(LAW, target=TargetScript(late_s=0.01)) as cluster:
+        answer = asyncio.create_task(cluster.generate(PROMPT, gamma=2, max_tokens=4000, seed=3))
+        await until(lambda: cluster.draft.requests >= 5, "five proposals")
+        await cluster.draft.stop()
+        gone, rounds = cluster.draft.requests, cluster.target.requests
+        await until(lambda: cluster.target.requests >= rounds + 10, "ten rounds without it")
+        assert cluster.draft.requests == gone
+        await cluster.draft.start()
+        await until(lambda: cluster.draft.requests >= gone + 5, "five more proposals")
+        assert not answer.done()
+        assert cluster.target.streams == 1
+        answer.cancel()
+        await asyncio.wait({answer})
 
 
 async def test_a_stalled_worker_costs_one_wait() -> None:
@@ -142,7 +141,7 @@ async def test_a_worker_that_answers_late_is_used_again() -> None:
 
 async def test_drafts_that_have_come_are_used_when_the_rest_is_late() -> None:
     draft = DraftScript(late_at=2, late_s=NEVER)
-    async with scripted_cluster(LAW, draft=draft, draft_timeout_s=0.05) as cluster:
+    async with scripted_cluster(LAW, draft=draft, draft_timeout_s=0.3) as cluster:
         reply = await cluster.generate(PROMPT, gamma=4, max_tokens=12, seed=3)
     assert {row.proposed for row in rows(reply) if row.gamma >= 2} == {2}
     assert all(row.degraded for row in rows(reply) if row.gamma > 2)
