@@ -10,79 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 from opentelemetry.trace import Span
 
 from services.common.specdec.acceptance import accept, usable_drafts
 from services.common.specdec.randomness import Purpose, uniform
-from services.common.specdec.types import Decision, Draft, Origin, Row, SamplingParams
-from services.coordinator.answer import Answer, Finish, StopRules
+from services.common.specdec.types import Decision, Draft, Row
+from services.coordinator.answer import Answer, Finish
 from services.coordinator.offload import offload
-from services.coordinator.ports import Call, Drafter, Observer, Proposal, Verification, Verifier
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a request asks for, checked and with every default filled in.
-
-    Attributes:
-        request_id: For logs, traces and errors.
-        prompt: Token ids.
-        params: How p and q are made from logits.
-        seed: Key of all random numbers of the request.
-        max_tokens: Most tokens to generate.
-        gamma: Most drafts in a round.
-        stop: When the answer ends before that.
-        vocab_size: Entries of a row.
-    """
-
-    request_id: str
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    seed: int
-    max_tokens: int
-    gamma: int
-    stop: StopRules
-    vocab_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one round did.
-
-    Attributes:
-        index: Names the round's random numbers.
-        gamma: Drafts asked for.
-        proposed: Drafts sent to the target.
-        decision: What the rule made of them.
-        tokens: The tokens that count, up to the first stop.
-        finish: Why the answer ends with this round, or None.
-        degraded: Why there were fewer drafts than there should have been; empty if there were not.
-        draft: The call of the draft worker.
-        target: The call of the target worker.
-        start_s: Since the request began.
-        total_s: Of the whole round.
-        accept_s: Checking rows, and the rule.
-    """
-
-    index: int
-    gamma: int
-    proposed: int
-    decision: Decision
-    tokens: tuple[int, ...]
-    finish: Finish | None
-    degraded: str
-    draft: Call
-    target: Call
-    start_s: float
-    total_s: float
-    accept_s: float
-
-    @property
-    def origins(self) -> tuple[Origin, ...]:
-        """The origin of each of `tokens`."""
-        return self.decision.origins[: len(self.tokens)]
+from services.coordinator.ports import Drafter, Observer, Proposal, Verification, Verifier
+from services.coordinator.types import Plan, Round
 
 
 class Rounds:

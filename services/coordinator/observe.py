@@ -13,7 +13,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, StatusCode
 
 from services.common.specdec.types import Origin
-from services.coordinator.loop import Round
+from services.coordinator.types import Round
 
 tracer = trace.get_tracer("paceline.coordinator")
 _meter = metrics.get_meter("paceline.coordinator")

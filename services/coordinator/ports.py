@@ -5,37 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from opentelemetry.trace import Span
 
 from services.common.specdec.types import Draft, Row
-
-if TYPE_CHECKING:
-    from services.coordinator.loop import Round
+from services.coordinator.types import Call, Round
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a worker, as seen from here and as told by the worker's own clock.
-
-    Attributes:
-        elapsed_s: From sending the request to having the reply.
-        queue_s: Waiting for the worker's device.
-        forward_s: In forward passes.
-        service_s: In the worker altogether; `elapsed_s` less this is the wire.
-        forward_tokens: Positions that were fed to the model.
-        row_bytes: Bytes of the rows received.
-        worker: Which worker answered.
-    """
-
-    elapsed_s: float = 0.0
-    queue_s: float = 0.0
-    forward_s: float = 0.0
-    service_s: float = 0.0
-    forward_tokens: int = 0
-    row_bytes: int = 0
-    worker: str = ""
+NO_CALL = Call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +27,7 @@ class Proposal:
     """
 
     drafts: tuple[Draft, ...] = ()
-    call: Call = Call()
+    call: Call = NO_CALL
     degraded: str = ""
 
 

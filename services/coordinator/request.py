@@ -14,8 +14,8 @@ from services.common.specdec.errors import InvalidFieldError
 from services.common.specdec.types import SamplingParams
 from services.coordinator.answer import StopRules
 from services.coordinator.config import CoordinatorSettings
-from services.coordinator.loop import Plan
 from services.coordinator.text import TextCodec
+from services.coordinator.types import Plan
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256

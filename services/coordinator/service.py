@@ -19,11 +19,12 @@ from services.common.specdec.types import Origin
 from services.coordinator.answer import Answer, Finish, Piece
 from services.coordinator.clients import DraftSession, TargetSession, session_start
 from services.coordinator.config import CoordinatorSettings
-from services.coordinator.loop import Plan, Round, Rounds
+from services.coordinator.loop import Rounds
 from services.coordinator.observe import Instruments, RequestObserver, tracer
 from services.coordinator.ports import TargetFullError, TargetUnavailableError
 from services.coordinator.request import Target, check_request_id, plan
 from services.coordinator.stats import speculation_stats
+from services.coordinator.types import Plan, Round
 from services.coordinator.workers import Workers
 
 SERVICE = "paceline.v1.CoordinatorService"

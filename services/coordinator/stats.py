@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import worker_pb2
-from services.coordinator.loop import Round
-from services.coordinator.ports import Call
+from services.coordinator.types import Call, Round
 
 
 def speculation_stats(rounds: Sequence[Round]) -> pb.SpeculationStats:
