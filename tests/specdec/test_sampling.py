@@ -57,3 +57,27 @@ def test_float32_rounding_of_the_sum_does_not_favour_the_last_token() -> None:
 
 def test_unnormalised_weights_are_normalised() -> None:
     assert [sample(dense(2.0, 2.0), u) for u in (0.49, 0.51)] == [0, 1]
+
+
+@pytest.mark.parametrize("size", [255, 256, 257, 5_000, 49_152])
+def test_long_rows_are_drawn_as_their_cumulative_sum_says(size: int) -> None:
+    rng = np.random.default_rng(size)
+    weights = np.exp(rng.normal(0, 3, size)).astype(np.float32)
+    # Whole stretches without mass, at both ends as well.
+    for start in (0, size // 3, size - size // 5):
+        weights[start : start + size // 5] = 0
+    ends = np.cumsum(weights, dtype=np.float64) / weights.sum(dtype=np.float64)
+    for u in (0.0, 5e-324, ALMOST_ONE, *rng.random(300)):
+        token = sample(Row(weights), float(u))
+        assert weights[token] > 0
+        # Within float64 rounding of the other order of summing.
+        assert ends[token] - weights[token] / weights.sum() - 1e-6 <= u <= ends[token] + 1e-12
+
+
+def test_every_token_with_mass_of_a_long_row_can_be_drawn() -> None:
+    weights = np.zeros(1_024)
+    support = [0, 255, 256, 511, 700, 1_023]
+    weights[support] = 1
+    drawn = [sample(Row(weights), (i + 0.5) / len(support)) for i in range(len(support))]
+    edges = [sample(Row(weights), i / len(support)) for i in range(len(support))]
+    assert drawn == edges == support

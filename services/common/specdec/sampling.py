@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
+import numpy.typing as npt
 
 from services.common.specdec.types import Row
+
+_BLOCK: Final = 256
 
 
 def sample(row: Row, u: float) -> int:
@@ -17,9 +22,23 @@ def sample(row: Row, u: float) -> int:
         row: Weights with a positive sum.
         u: Uniform in [0, 1).
     """
-    cumulative = np.cumsum(row.weights, dtype=np.float64)
-    total = cumulative[-1]
-    at = int(np.searchsorted(cumulative, u * total, side="right"))
-    # u * total may round up to total itself: then the last token that has mass.
-    at = min(at, int(np.searchsorted(cumulative, total, side="left")))
+    # Blocks first, then one of them token by token: sums of blocks are vectorised, a cumulative sum is serial, and over
+    # a whole vocabulary it takes ten times as long.
+    sums = np.add.reduceat(row.weights, np.arange(0, len(row.weights), _BLOCK), dtype=np.float64)
+    ends = np.cumsum(sums)
+    target = u * ends[-1]
+    block = _first_past(ends, target)
+    start = block * _BLOCK
+    inside = np.cumsum(row.weights[start : start + _BLOCK], dtype=np.float64)
+    at = start + _first_past(inside, target - (ends[block - 1] if block else 0.0))
     return at if row.ids is None else int(row.ids[at])
+
+
+def _first_past(cumulative: npt.NDArray[np.float64], target: float) -> int:
+    """Return the first index whose cumulative sum exceeds `target`: it has mass, or the sum would not have grown there.
+
+    Rounding may leave none (u * total may be total itself, a block's sum depends on the order of its terms): then the
+    last that has mass.
+    """
+    at = np.searchsorted(cumulative, target, side="right")
+    return int(min(at, np.searchsorted(cumulative, cumulative[-1], side="left")))
