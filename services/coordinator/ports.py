@@ -12,7 +12,6 @@ from opentelemetry.trace import Span
 from services.common.specdec.types import Draft, Row
 from services.coordinator.types import Call, Round
 
-
 NO_CALL = Call()
 
 
