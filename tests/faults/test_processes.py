@@ -33,7 +33,7 @@ GREEDY = worker_pb2.SamplingParams(temperature=0.0)
 PLAIN = worker_pb2.SamplingParams(temperature=1.0)
 REQUEST: dict[str, Any] = {
     "text": "Once upon a time",
-    "max_tokens": 300,
+    "max_tokens": 800,
     "gamma": 3,
     "seed": 5,
     "stop": pb.StopConditions(ignore_eos=True),
@@ -150,7 +150,7 @@ def test_a_full_target_is_waited_for(paceline: Paceline) -> None:
         call = stub.Generate(pb.GenerateRequest(**ENDLESS), timeout=200)
         next(iter(call))
         with pytest.raises(grpc.RpcError) as caught:
-            paceline.coordinator.generate(timeout_s=0.5, **SHORT)
+            paceline.coordinator.generate(timeout_s=2.0, **SHORT)
         call.cancel()
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "all 1 sessions of this worker are in use" in paceline.coordinator.log
@@ -268,16 +268,18 @@ def test_a_running_stream_may_finish_and_a_second_sigterm_ends_at_once(
         endless = iter(stub.Generate(pb.GenerateRequest(**(ENDLESS | {"gamma": 0})), timeout=100))
         next(endless)
         coordinator.signal(signal.SIGTERM)
-        next(endless)
+        # The first has to have been seen: two that wait are one.
+        wait_for_log(coordinator, "SIGTERM: draining", times=2)
         coordinator.signal(signal.SIGTERM)
         assert coordinator._process.wait(10) == 128 + signal.SIGTERM
         with pytest.raises(grpc.RpcError):
             list(endless)
 
 
-def wait_for_log(service: Service, words: str) -> None:
+def wait_for_log(service: Service, words: str, times: int = 1) -> None:
+    """Wait until it has logged something so many times, restarts included."""
     give_up_s = time.monotonic() + 60
-    while words not in service.log:
+    while service.log.count(words) < times:
         assert time.monotonic() < give_up_s, service.log
         time.sleep(0.02)
 
