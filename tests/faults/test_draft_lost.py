@@ -241,17 +241,15 @@ async def test_a_worker_that_forgot_is_told_again() -> None:
     """A draft whose cache is shorter than the coordinator thinks says so, and the same round has its drafts."""
 
     class Forgets(DraftScript):
-        forgot = False
-
-        def replies(self, request: Any, reply: Any) -> Sequence[Any]:
-            if request.round == 4 and not self.forgot:
-                self.forgot = True
-                return (draft_pb2.ProposeResponse(round=request.round, known_length=1, done=True),)
-            return (reply,)
+        def recall(self, tokens: list[int], request: Any) -> None:
+            if request.round == 4 and request.base_length > 1:
+                del tokens[1:]
 
     answers = []
     for script in (DraftScript(), Forgets()):
         async with scripted_cluster(LAW, draft=script) as cluster:
             answers.append(await cluster.generate(PROMPT, gamma=2, max_tokens=30, seed=8))
+            asked = cluster.draft.requests
+    assert asked == len(drafted(answers[1])) + 1
     assert answers[0].tokens == answers[1].tokens
     assert answers[1].result.speculation.degraded_rounds == 0

@@ -56,6 +56,8 @@ async def test_a_stream_that_breaks(code: grpc.StatusCode, request_number: int, 
     async with scripted_cluster(LAW, target=script) as cluster:
         reply = await cluster.generate(PROMPT, **REQUEST)
         assert cluster.target.streams == 2
+        # The new stream is told the whole sequence at once.
+        assert cluster.target.requests == reply.result.speculation.rounds + 1
         await until_free(cluster)
     check_same(reply, undisturbed)
 
@@ -157,14 +159,6 @@ def no_rows(request: Any, _: Any) -> Sequence[Any]:
     return (target_pb2.VerifyResponse(round=request.round),)
 
 
-def knows_nothing(request: Any, _: Any) -> Sequence[Any]:
-    return (target_pb2.VerifyResponse(round=request.round, known_length=0),)
-
-
-def knows_less(request: Any, _: Any) -> Sequence[Any]:
-    return (target_pb2.VerifyResponse(round=request.round, known_length=2),)
-
-
 def stale_first(request: Any, reply: Any) -> Sequence[Any]:
     stale = target_pb2.VerifyResponse(round=request.round + 7, rows=[encode_row(Row.point_mass(0))] * len(reply.rows))
     return (stale, reply)
@@ -173,7 +167,7 @@ def stale_first(request: Any, reply: Any) -> Sequence[Any]:
 @pytest.mark.parametrize("round_index", [0, 4])
 @pytest.mark.parametrize(
     "make",
-    [fewer_rows, more_rows, no_rows, knows_nothing, knows_less, stale_first],
+    [fewer_rows, more_rows, no_rows, stale_first],
     ids=lambda make: make.__name__,
 )
 async def test_an_answer_that_cannot_be_used(
@@ -182,10 +176,42 @@ async def test_an_answer_that_cannot_be_used(
     script = Sends(round_index, make)
     async with scripted_cluster(LAW, target=script) as cluster:
         reply = await cluster.generate(PROMPT, **REQUEST)
-        # What it does not know is sent again on the stream that there is.
-        assert cluster.target.streams == (2 if make in (fewer_rows, more_rows, no_rows) else 1)
+        assert cluster.target.streams == (1 if make is stale_first else 2)
     assert script.done
     check_same(reply, undisturbed)
+
+
+class Forgets(TargetScript):
+    """Forgets all but the first tokens before one round."""
+
+    def __init__(self, known: int) -> None:
+        super().__init__()
+        self._known = known
+
+    def recall(self, tokens: list[int], request: Any) -> None:
+        if request.round == 4 and request.base_length > 0:
+            del tokens[self._known :]
+
+
+@pytest.mark.parametrize("known", [0, 2, 7])
+async def test_a_target_that_forgot_is_told_the_rest_on_the_same_stream(known: int, undisturbed: Reply) -> None:
+    async with scripted_cluster(LAW, target=Forgets(known)) as cluster:
+        reply = await cluster.generate(PROMPT, **REQUEST)
+        assert cluster.target.streams == 1
+        assert cluster.target.requests == reply.result.speculation.rounds + 1
+    check_same(reply, undisturbed)
+
+
+class KnowsNothingEver(TargetScript):
+    def replies(self, request: Any, reply: Any) -> Sequence[Any]:
+        return (target_pb2.VerifyResponse(round=request.round, known_length=0),)
+
+
+async def test_a_target_that_never_learns_is_given_up() -> None:
+    async with scripted_cluster(LAW, target=KnowsNothingEver(), target_retry_s=0.3) as cluster:
+        error = await failure(cluster)
+    assert error.code() is STATUS.UNAVAILABLE
+    assert "0 rows came" in (error.details() or "")
 
 
 async def failure(cluster: Cluster, **fields: Any) -> grpc.aio.AioRpcError:

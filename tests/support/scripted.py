@@ -194,6 +194,7 @@ class ScriptedDraft(ScriptedWorker, draft_pb2_grpc.DraftServiceServicer):
         began_s = time.perf_counter()
         sequence, script = session.sequence, self.script
         before = list(sequence.tokens)
+        script.recall(sequence.tokens, request)
         try:
             sequence.rebase(request.base_length, request.tokens)
         except UnknownPrefixError as unknown:
@@ -264,6 +265,7 @@ class ScriptedTarget(ScriptedWorker, target_pb2_grpc.TargetServiceServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"{request.rows} rows of {len(request.tokens)} tokens"
             )
+        self.script.recall(sequence.tokens, request)
         try:
             sequence.rebase(request.base_length, request.tokens)
         except UnknownPrefixError as unknown:

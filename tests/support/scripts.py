@@ -140,6 +140,9 @@ class DraftScript:
             return good
         return self.bad_q.spoil(good, turn.law.vocab_size, token)
 
+    def recall(self, tokens: list[int], request: Any) -> None:
+        """Change what the worker remembers of the sequence before it takes a request."""
+
     def replies(self, request: Any, reply: Any) -> Sequence[Any]:
         """Return what is sent in place of a reply."""
         return (reply,)
@@ -175,6 +178,9 @@ class TargetScript:
         if self.bad_p is None or offset != self.bad_p_at:
             return good
         return self.bad_p.spoil(good, turn.law.vocab_size, int(np.argmax(good.weights)))
+
+    def recall(self, tokens: list[int], request: Any) -> None:
+        """Change what the worker remembers of the sequence before it takes a request."""
 
     def replies(self, request: Any, reply: Any) -> Sequence[Any]:
         """Return what is sent in place of a reply."""
