@@ -124,6 +124,7 @@ def test_the_target_is_killed_and_restarted_in_mid_text(paceline: Paceline) -> N
     reply = disturbed(paceline.coordinator, kill_and_restart, **fields)
     assert "target lost" in paceline.coordinator.log
     assert len(set(undisturbed.tokens)) > 50
+    assert {pb.TOKEN_ORIGIN_ACCEPTED_DRAFT, pb.TOKEN_ORIGIN_RESIDUAL, pb.TOKEN_ORIGIN_BONUS} <= set(undisturbed.origins)
     assert reply.tokens == undisturbed.tokens
     assert reply.origins == undisturbed.origins
     assert reply.text == undisturbed.text
