@@ -18,7 +18,7 @@ from bench.machine import commit, machine, versions
 from bench.measure import MODES, Question, Run, measure, warm_up
 from bench.progress import run_progress
 from bench.prompts import Prompt, load_prompts
-from bench.report import tables, write_results
+from bench.report import setting, tables, write_results
 from bench.summary import DEFAULT_DRAFT, TARGET_ALONE, summarize
 from bench.systems import Service, System, Transformers
 from paceline.v1 import coordinator_pb2_grpc
@@ -31,6 +31,7 @@ from services.common.rpc.channel import open_channel
 
 _RESULTS = Path(__file__).with_name("results")
 _PROMPTS = load_prompts()
+_QUIET_LOAD = 0.5
 _HOME = "PACELINE_HOME"
 _SERVICE = "paceline.v1.CoordinatorService"
 
@@ -76,12 +77,18 @@ async def _bench(
     }
     summary = summarize(runs)
     write_results(path, about, summary, runs)
-    console = Console()
+    console = Console(highlight=False)
+    console.print(setting(about, path.name) + "\n", markup=False, soft_wrap=markdown)
     for table in tables(summary):
-        console.print(
-            table.markdown() + "\n" if markdown else table.rich(), markup=False, highlight=False, soft_wrap=markdown
-        )
+        console.print(table.markdown() + "\n" if markdown else table.rich(), markup=False, soft_wrap=markdown)
+    _warn(about["machine"])
     click.echo(f"Written to {path}", err=True)
+
+
+def _warn(machine: dict[str, Any]) -> None:
+    load, cores = machine["load_before"][0], machine["cores"]
+    if load > _QUIET_LOAD * cores:
+        click.echo(f"Not to be relied on: other work was running before (load {load} on {cores} cores)", err=True)
 
 
 async def _runs(

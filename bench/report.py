@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,19 @@ class Table:
 def tables(summary: Summary) -> list[Table]:
     """Return the three tables of a benchmark."""
     return [_speeds(summary), _ratios(summary), _costs(summary)]
+
+
+def setting(about: Mapping[str, Any], name: str) -> str:
+    """Return one sentence on what was measured, where, and in which results file."""
+    machine, versions, settings = about["machine"], about["versions"], about["settings"]
+    return (
+        f"{settings['model']} in {settings['dtype']} on {machine['cpu']}, {machine['cores']} cores "
+        f"({', '.join(machine['cpu_flags'])}), {machine['memory_gib']} GiB, load {machine['load_before'][0]} before; "
+        f"torch {versions['torch']} with {machine['torch_threads']} threads, transformers {versions['transformers']}, "
+        f"grpcio {versions['grpcio']}, Python {versions['python']}; {settings['prompts']} prompts, "
+        f"{settings['tokens']} tokens, {settings['repeats']} repeats in {settings['took_s'] / 60:.0f} minutes; "
+        f"commit {about['commit'] or 'unknown'}, {about['started'][:10]}, {name}."
+    )
 
 
 def write_results(path: Path, about: dict[str, Any], summary: Summary, runs: Sequence[Run]) -> None:

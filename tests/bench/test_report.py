@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from bench.measure import MODES, Run
-from bench.report import Table, tables, write_results
+from bench.report import Table, setting, tables, write_results
 from bench.summary import RATIOS, summarize
 from tests.bench.fakes import run
 
@@ -73,3 +73,32 @@ def test_the_results_file_can_be_read_back(tmp_path: Path) -> None:
     assert read["runs"][0]["tokens"] == 4
     assert len(read["summary"]["ratios"]) == 6
     assert read["summary"]["costs"][0]["median"]["own"] == 3.5
+
+
+def test_the_setting_is_one_line() -> None:
+    about = {
+        "commit": "",
+        "started": "2026-01-02T03:04:05Z",
+        "machine": {
+            "cpu": "Some CPU",
+            "cores": 2,
+            "cpu_flags": ["avx2"],
+            "memory_gib": 8.0,
+            "load_before": [0.1, 0.2, 0.3],
+            "torch_threads": 2,
+        },
+        "versions": {"torch": "2.13", "transformers": "5", "grpcio": "1.85", "python": "3.11"},
+        "settings": {
+            "model": "M",
+            "dtype": "bfloat16",
+            "prompts": 12,
+            "tokens": 64,
+            "repeats": 2,
+            "took_s": 480.0,
+        },
+    }
+    line = setting(about, "x.json")
+    assert line.startswith(
+        "M in bfloat16 on Some CPU, 2 cores (avx2), 8.0 GiB, load 0.1 before; torch 2.13 with 2 threads"
+    )
+    assert line.endswith("12 prompts, 64 tokens, 2 repeats in 8 minutes; commit unknown, 2026-01-02, x.json.")
