@@ -5,7 +5,6 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PROMPT ?= Explain in three sentences why the sky is blue.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo test test-all lint format bench proto clean
@@ -19,15 +18,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Paceline needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "No virtual environment could be made (Debian: apt-get install python3-venv)"; exit 1; }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/pip install --quiet --upgrade pip
-	@$(BIN)/pip install --quiet --progress-bar on -c constraints.txt -e '.[worker,dev]' || { echo "The install failed. Is the package index reachable and is there disk space (df -h .)? Then run make again."; exit 1; }
+	@if [ -t 1 ]; then quiet=; else quiet=-qq; fi; \
+	$(BIN)/pip install $$quiet --upgrade pip && $(BIN)/pip install $$quiet -c constraints.txt -e '.[worker,dev]' || { echo "The install failed. Is the package index reachable and is there disk space (df -h .)? Then run make again."; exit 1; }
 	@touch $@
 
 setup: $(VENV)/.installed ## make .venv and install everything into it
 
 demo: setup ## stream one answer through all three services (PROMPT="...")
-	@$(BIN)/paceline demo --prompt "$$PROMPT"
-demo: export PROMPT := $(PROMPT)
+	@$(BIN)/paceline demo $(if $(PROMPT),--prompt "$$PROMPT")
+demo: export PROMPT
 
 test: setup ## the tests, under 10 minutes
 	$(BIN)/pytest -m "not slow"

@@ -17,14 +17,16 @@ from services.cli.request import build_request, int32, uint64
 from services.cli.show import show_answer
 from services.cli.up import service_arguments
 
-PROMPT = "Explain in three sentences why the sky is blue."
-MAX_TOKENS = 200
+# Greedy and with a refrain: text that comes back is what an n-gram drafter can guess, and a small model stays coherent.
+PROMPT = "Write a short poem about bicycles in a paceline, with a refrain."
+TEMPERATURE = 0.0
+MAX_TOKENS = 160
 
 
 @click.command()
 @click.option("--prompt", "chat", default=PROMPT, show_default=True, metavar="TEXT", help="What to ask the model.")
 @click.option("--max-tokens", type=int32, metavar="N", default=MAX_TOKENS, show_default=True, help="Most tokens.")
-@click.option("--temperature", type=float, metavar="X", help="0 is greedy.  [default: the model's]")
+@click.option("--temperature", type=float, metavar="X", default=TEMPERATURE, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=uint64, metavar="N", help="Key of the random numbers.  [default: drawn, and shown]")
 @click.option("--gamma", type=int32, metavar="N", help="Drafts in a round; 0 uses the target alone.  [default: 4]")
 @click.option("--model", metavar="MODEL", help="Local folder, hub id, GGUF file.  [default: SmolLM2-135M-Instruct]")
