@@ -26,7 +26,7 @@ setup: $(VENV)/.installed ## make .venv and install everything into it
 
 demo: setup ## stream one answer through all three services (PROMPT="...")
 	@$(BIN)/paceline demo $(if $(PROMPT),--prompt "$$PROMPT")
-demo: export PROMPT
+demo: export PROMPT := $(PROMPT)
 
 test: setup ## the tests, under 10 minutes
 	$(BIN)/pytest -m "not slow"
