@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 
 from paceline.v1 import draft_pb2_grpc, worker_pb2
 from services.common.rpc.server import Server, instance_name, run
@@ -41,7 +42,9 @@ async def _ngram(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInf
 
 
 async def _model(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInfo]:
-    # Imported here: an n-gram drafter needs no torch, not even installed.
+    # Imported here: an n-gram drafter needs no torch, not even installed. In a thread, for it takes seconds in which
+    # health and signals have to be answered.
+    await asyncio.to_thread(importlib.import_module, "services.draft_worker.model_proposer")
     from services.common.engine.executor import PassExecutor
     from services.common.engine.worker import options_from, prepare
     from services.draft_worker.model_proposer import ModelProposer

@@ -140,12 +140,14 @@ async def run(server: Server, prepare: Callable[[], Awaitable[None]], close: Cal
             # A model load cannot be interrupted, and there is nothing to finish.
             os._exit(0)
         try:
+            if preparing.exception() is None:
+                await server.ready()
+                await waiting
+                await server.stop()
             preparing.result()
-            await server.ready()
-            await waiting
         finally:
             waiting.cancel()
-            await server.stop()
+            await server.grpc.stop(None)
             await close()
 
 
