@@ -57,7 +57,7 @@ def setting(about: Mapping[str, Any], name: str) -> str:
         f"({', '.join(machine['cpu_flags'])}), {machine['memory_gib']} GiB, load {machine['load_before'][0]} before; "
         f"torch {versions['torch']} with {machine['torch_threads']} threads, transformers {versions['transformers']}, "
         f"grpcio {versions['grpcio']}, Python {versions['python']}; {settings['prompts']} prompts, "
-        f"{settings['tokens']} tokens, {settings['repeats']} repeats in {settings['took_s'] / 60:.0f} minutes; "
+        f"{settings['tokens']} tokens each, times {settings['repeats']}, in {settings['took_s'] / 60:.0f} minutes; "
         f"commit {about['commit'] or 'unknown'}, {about['started'][:10]}, {name}."
     )
 

@@ -101,4 +101,4 @@ def test_the_setting_is_one_line() -> None:
     assert line.startswith(
         "M in bfloat16 on Some CPU, 2 cores (avx2), 8.0 GiB, load 0.1 before; torch 2.13 with 2 threads"
     )
-    assert line.endswith("12 prompts, 64 tokens, 2 repeats in 8 minutes; commit unknown, 2026-01-02, x.json.")
+    assert line.endswith("12 prompts, 64 tokens each, times 2, in 8 minutes; commit unknown, 2026-01-02, x.json.")
