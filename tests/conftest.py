@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from services.common.engine.default_model import ensure_default_model, paceline_home
+
+# torch's threads spin while they wait for each other, and where something else wants the cores too, a pass takes five
+# times as long and more. Read when torch is first imported, here and in the services that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")
