@@ -52,6 +52,9 @@ class Stream(Generic[Request, Reply]):
         except asyncio.CancelledError:
             if self._call.cancelled() and not _being_cancelled():
                 raise await self._lost() from None
+            # Given up while the call still waits for a connection, the message is not sent and the call goes on: the
+            # worker would wait for this message, and whoever asks next for an answer to it.
+            self._call.cancel()
             raise
 
     async def receive(self, timeout_s: float) -> Reply:
@@ -91,6 +94,11 @@ class Stream(Generic[Request, Reply]):
     async def _read(self) -> None:
         try:
             async for reply in self._call:
+                # What gRPC yields for bytes that are no such message.
+                if reply is None:
+                    self._call.cancel()
+                    self._replies.put_nowait(StreamLostError(grpc.StatusCode.INTERNAL, "a reply cannot be decoded"))
+                    return
                 self._replies.put_nowait(reply)
         except grpc.aio.AioRpcError:
             pass

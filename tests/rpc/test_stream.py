@@ -1,0 +1,56 @@
+"""A stream that cannot go on says so: nobody waits for a reply that will not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from paceline.v1 import draft_pb2, draft_pb2_grpc
+from services.common.rpc.stream import Stream, StreamLostError
+
+NOT_A_MESSAGE = b"\xff\xff"
+
+
+class _Garbage(grpc.GenericRpcHandler):
+    """A worker that answers every request with bytes that are no message."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            async for _ in requests:
+                yield NOT_A_MESSAGE
+
+        return grpc.stream_stream_rpc_method_handler(answer)  # type: ignore[arg-type]
+
+
+async def test_a_reply_that_is_no_message_ends_the_stream() -> None:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Garbage(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = draft_pb2_grpc.DraftServiceStub(channel)
+        stream: Stream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse] = Stream(stub.Propose())
+        await stream.send(draft_pb2.ProposeRequest(), 30)
+        # Again and again, and not only to the first who asks.
+        for _ in range(2):
+            with pytest.raises(StreamLostError, match="INTERNAL: a reply cannot be decoded"):
+                await stream.receive(30)
+        await stream.close()
+    await server.stop(None)
+
+
+async def test_a_message_given_up_before_it_is_sent_ends_the_stream() -> None:
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        # Waits for a connection for ever.
+        stub = channel.stream_stream("/x/y", draft_pb2.ProposeRequest.SerializeToString)
+        stream: Stream[draft_pb2.ProposeRequest, Any] = Stream(stub(wait_for_ready=True))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await stream.send(draft_pb2.ProposeRequest(), 30)
+        with pytest.raises(StreamLostError, match="CANCELLED"):
+            await stream.receive(30)
+        await stream.close()
