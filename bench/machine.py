@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "numpy")

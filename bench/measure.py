@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from bench.costs import RoundCost, round_costs
 from bench.systems import Job, Outcome, System

@@ -13,7 +13,7 @@ from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc
 from services.common.rpc import telemetry
 from services.common.rpc.codec import encode_sampling
-from services.common.rpc.errors import Context, RpcError, statuses
+from services.common.rpc.errors import Context, RpcError, status_of, statuses
 from services.common.specdec.acceptance import BadTargetRowError
 from services.common.specdec.types import Origin
 from services.coordinator.answer import Answer, Finish, Piece
@@ -56,11 +56,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     # closed whenever it is collected, and the workers' sessions would stay open until then.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream the continuation of a prompt; see the proto for the contract."""
-        async with statuses(context) as call, self._admitted(), self._deadline(context):
+        async with statuses(context) as call, self._admitted():
             call.request_id = check_request_id(request.request_id)
             with _request_span(context, call.request_id) as span:
-                await context.send_initial_metadata((("paceline-request-id", call.request_id),))
-                await self._generate(request, call.request_id, span, context)
+                async with self._deadline(context):
+                    await context.send_initial_metadata((("paceline-request-id", call.request_id),))
+                    await self._generate(request, call.request_id, span, context)
 
     async def _generate(self, request: pb.GenerateRequest, request_id: str, span: Span, context: Context) -> None:
         target = self._workers.target
@@ -171,8 +172,8 @@ def _request_span(context: Context, request_id: str):  # type: ignore[no-untyped
         status = "CANCELLED"
         raise
     except Exception as error:
-        status = error.code.name if isinstance(error, RpcError) else type(error).__name__
-        span.set_status(StatusCode.ERROR, status)
+        status = status_of(error).name
+        span.set_status(StatusCode.ERROR, type(error).__name__)
         raise
     finally:
         span.set_attribute("rpc.response.status_code", status)

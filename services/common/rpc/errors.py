@@ -28,17 +28,21 @@ class RpcError(RequestError):
         self.code = code
 
 
+def status_of(error: BaseException) -> grpc.StatusCode:
+    """Return the status of an error: INTERNAL for what is no refusal but a bug."""
+    if isinstance(error, RpcError):
+        return error.code
+    return next((code for kind, code in STATUS.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
 async def abort(context: Context, error: BaseException, request_id: str) -> NoReturn:
     """End the call with the status of an error.
 
     The message of a `RequestError` is meant for the caller. Anything else is a bug: the details go to the log and the
     caller gets INTERNAL with the request id to find them by.
     """
-    if isinstance(error, RpcError):
-        await context.abort(error.code, str(error))
-    for kind, code in STATUS.items():
-        if isinstance(error, kind):
-            await context.abort(code, str(error))
+    if isinstance(error, RequestError):
+        await context.abort(status_of(error), str(error))
     log.error("request %s failed", request_id, exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, f"internal error; the log has it under request id {request_id}")
     raise AssertionError("abort returned")

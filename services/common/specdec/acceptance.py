@@ -40,17 +40,17 @@ def residual(p: Row, q: Row) -> Row:
     Returns:
         A float64 row over p's support.
     """
-    left = p.weights / p.weights.sum(dtype=np.float64)
-    q_total = q.weights.sum(dtype=np.float64)
+    # Totals are numpy's float64, which makes quotients of float32 weights float64; Python's float would not.
+    left = p.weights / p.total
     if p.ids is None and q.ids is None:
-        left -= q.weights / q_total
+        left -= q.weights / q.total
     elif p.ids is None:
-        left[q.ids] -= q.weights / q_total
+        left[q.ids] -= q.weights / q.total
     elif q.ids is None:
-        left -= q.weights[p.ids] / q_total
+        left -= q.weights[p.ids] / q.total
     else:
         _, at_p, at_q = np.intersect1d(p.ids, q.ids, assume_unique=True, return_indices=True)
-        left[at_p] -= q.weights[at_q] / q_total
+        left[at_p] -= q.weights[at_q] / q.total
     np.maximum(left, 0.0, out=left)
     return Row(left, p.ids) if left.any() else p
 
@@ -85,8 +85,8 @@ def accept(p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, unif
     """
     for offset, draft in enumerate(drafts):
         p = _checked(p_rows[offset], offset, vocab_size)
-        p_x = p.weight(draft.token) / float(p.weights.sum(dtype=np.float64))
-        q_x = draft.q.weight(draft.token) / float(draft.q.weights.sum(dtype=np.float64))
+        p_x = p.weight(draft.token) / float(p.total)
+        q_x = draft.q.weight(draft.token) / float(draft.q.total)
         if uniforms(offset, Purpose.ACCEPT) >= accept_probability(p_x, q_x):
             token = sample(residual(p, draft.q), uniforms(offset, Purpose.REPLACE))
             kept = tuple(d.token for d in drafts[:offset])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,7 +30,7 @@ class SamplingParams:
     min_p: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One distribution over the vocabulary, exactly as it was sampled from.
 
@@ -46,6 +47,13 @@ class Row:
     def point_mass(cls, token: int) -> Row:
         """Return the row that is certain of `token`."""
         return cls(np.ones(1, np.float32), np.array([token], np.uint32))
+
+    @functools.cached_property
+    def total(self) -> np.float64:
+        """The sum of the weights, close to 1: NaN or infinite if an entry is. Summed once, a round needs it often."""
+        # Infinities of both signs, or an overflow, are for `check_row` to tell, not for numpy to warn of.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.float64(self.weights.sum(dtype=np.float64))
 
     @property
     def nbytes(self) -> int:
@@ -93,9 +101,7 @@ def check_row(row: Row, vocab_size: int, tolerance: float = 1e-3) -> None:
             raise BadRowError(f"has {len(row.ids)} ids and {len(row.weights)} probabilities")
         if len(row.ids) and (int(row.ids[-1]) >= vocab_size or bool((row.ids[1:] <= row.ids[:-1]).any())):
             raise BadRowError(f"has ids that are not ascending below the vocabulary size {vocab_size}")
-    # A NaN or an infinity anywhere makes the sum one too, so one pass serves both; infinities of both signs would warn.
-    with np.errstate(invalid="ignore", over="ignore"):
-        total = float(row.weights.sum(dtype=np.float64))
+    total = row.total
     if not np.isfinite(total) and (bad := np.flatnonzero(~np.isfinite(row.weights))).size:
         raise BadRowError(f"has a non-finite entry at index {int(bad[0])}")
     if float(row.weights.min(initial=0.0)) < 0:
