@@ -19,6 +19,7 @@ def test_a_refused_request(traced: Traced) -> None:
     assert (span.kind, span.status) == (SERVER, ERROR)
     assert span.attributes["rpc.system.name"] == "grpc"
     assert span.attributes["rpc.method"] == GENERATE
+    assert span.attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"
 
 
 def test_a_cancelled_request(traced: Traced) -> None:
