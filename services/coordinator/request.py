@@ -108,6 +108,13 @@ def _prompt(request: pb.GenerateRequest, target: Target) -> tuple[int, ...]:
         raise InvalidFieldError(given[0], "an empty prompt", "at least one token long")
     if len(ids) > limit:
         raise _too_long(given[0], len(ids), limit)
+    if (highest := max(ids)) >= target.info.vocab_size:
+        # A tokenizer may have special tokens that its model was never made to have.
+        raise InvalidFieldError(
+            given[0],
+            f"a prompt with token {highest}",
+            f"of tokens 0 to {target.info.vocab_size - 1}, those of the model",
+        )
     return tuple(ids)
 
 
