@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.common.specdec.types import Decision, Origin, SamplingParams
+from services.common.specdec.types import Decision, SamplingParams
 from services.coordinator.answer import Finish, StopRules
 
 
@@ -19,7 +19,6 @@ class Call:
         service_s: In the worker altogether; `elapsed_s` less this is the wire.
         forward_tokens: Positions that were fed to the model.
         row_bytes: Bytes of the rows received.
-        worker: Which worker answered.
     """
 
     elapsed_s: float = 0.0
@@ -28,7 +27,6 @@ class Call:
     service_s: float = 0.0
     forward_tokens: int = 0
     row_bytes: int = 0
-    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +85,3 @@ class Round:
     start_s: float
     total_s: float
     accept_s: float
-
-    @property
-    def origins(self) -> tuple[Origin, ...]:
-        """The origin of each of `tokens`."""
-        return self.decision.origins[: len(self.tokens)]

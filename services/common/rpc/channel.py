@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -37,7 +36,6 @@ def open_channel(
     *,
     max_message_mib: int,
     keepalive_s: float,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
 ) -> grpc.aio.Channel:
     """Open a channel that spreads its calls over all pods behind an address that say they serve.
 
@@ -46,7 +44,6 @@ def open_channel(
         service: Full name whose health is watched; a pod that is NOT_SERVING gets no new call.
         max_message_mib: Largest message, both ways.
         keepalive_s: How often a silent peer is pinged.
-        interceptors: Client interceptors, outermost first.
     """
     service_config = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": service}}
     return grpc.aio.insecure_channel(
@@ -67,5 +64,4 @@ def open_channel(
             # When every pod is replaced at once, their new addresses are wanted well before a lost target is given up.
             ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         ],
-        interceptors=list(interceptors),
     )
