@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -26,6 +27,8 @@ from services.coordinator.request import Target, check_request_id, plan
 from services.coordinator.stats import speculation_stats
 from services.coordinator.types import Plan, Round
 from services.coordinator.workers import Workers
+
+log = logging.getLogger(__name__)
 
 SERVICE = "paceline.v1.CoordinatorService"
 _METHOD = f"{SERVICE}/Generate"
@@ -81,10 +84,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             except TargetUnavailableError as error:
                 raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
             except BadTargetRowError as error:
-                raise RpcError(
-                    grpc.StatusCode.INTERNAL,
-                    f"the target's row {error} in round {len(rounds)}; request id {request_id}",
-                ) from error
+                told = f"the target's row {error} in round {len(rounds)}; request id {request_id}"
+                log.error(told)
+                raise RpcError(grpc.StatusCode.INTERNAL, told) from error
         await context.write(pb.GenerateResponse(result=_result(todo, answer, target, rounds, span)))
 
     @contextlib.asynccontextmanager

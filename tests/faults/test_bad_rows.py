@@ -26,7 +26,9 @@ SAYS = {
 
 @pytest.mark.parametrize("bad", BAD_P)
 @pytest.mark.parametrize("position", [0, 2, 3])
-async def test_a_bad_row_of_p_that_is_reached_ends_the_request(bad: BadRow, position: int) -> None:
+async def test_a_bad_row_of_p_that_is_reached_ends_the_request(
+    bad: BadRow, position: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where every draft is kept the sequence reaches every row, that of the bonus token too."""
     async with scripted_cluster(SAME, target=TargetScript(bad_p=bad, bad_p_at=position)) as cluster:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -36,6 +38,7 @@ async def test_a_bad_row_of_p_that_is_reached_ends_the_request(bad: BadRow, posi
         assert f"the target's row p[{position}] {SAYS[bad]}" in message
         assert "in round 0" in message
         assert "the-one" in message
+        assert message in caplog.text
         await until_free(cluster)
 
 
