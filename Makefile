@@ -6,6 +6,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# As it was typed: a prompt may have a $ in it, which make would expand.
+override PROMPT := $(value PROMPT)
+export PROMPT
 
 .PHONY: help setup demo test test-all lint format bench proto clean
 
@@ -26,7 +29,6 @@ setup: $(VENV)/.installed ## make .venv and install everything into it
 
 demo: setup ## stream one answer through all three services (PROMPT="...")
 	@$(BIN)/paceline demo $(if $(PROMPT),--prompt "$$PROMPT")
-demo: export PROMPT := $(PROMPT)
 
 test: setup ## the tests, under 10 minutes
 	$(BIN)/pytest -m "not slow"

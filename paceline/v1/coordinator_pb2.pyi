@@ -245,7 +245,7 @@ class StopConditions(_message.Message):
     """Go on past the model's end-of-sequence tokens (they are then tokens like any other). Stop token ids still hold."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """A stop token is the last token of the answer; it has no text."""
+        """A stop token is the last token of the answer; it has no text. At most 256."""
 
     @_builtins.property
     def strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -469,7 +469,9 @@ class SpeculationStats(_message.Message):
     degraded_rounds: _builtins.int
     """Rounds that were meant to have drafts and could not: the draft was late, absent or broken."""
     @_builtins.property
-    def per_round(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundStats]: ...
+    def per_round(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundStats]:
+        """About 150 bytes each: a client that asks for more than 20,000 tokens raises its limit of 4 MiB a message."""
+
     def __init__(
         self,
         *,
@@ -517,7 +519,7 @@ class RoundStats(_message.Message):
     index: _builtins.int
     """Names the round's random numbers: unique in the request, ascending."""
     gamma: _builtins.int
-    """Asked of the draft."""
+    """Drafts that the round was meant to have: of the request's gamma, what there was room for."""
     proposed: _builtins.int
     tested: _builtins.int
     accepted: _builtins.int
@@ -533,7 +535,9 @@ class RoundStats(_message.Message):
     accept_ms: _builtins.float
     """Decoding and checking rows, and the rule."""
     wire_ms: _builtins.float
-    """draft_ms + verify_ms less what the workers say they spent."""
+    """draft_ms + verify_ms less what the workers say they spent. Where a worker was lost in the round, the time that it took
+    to find another is in it.
+    """
     q_bytes: _builtins.int
     """Bytes of rows received."""
     p_bytes: _builtins.int

@@ -178,17 +178,20 @@ class GetTokenizerResponse(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     GENERATION_CONFIG_JSON_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
-    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     tokenizer_json: _builtins.bytes
     """tokenizer.json of the `tokenizers` library, UTF-8."""
     chat_template: _builtins.str
     """Jinja; empty where the model has none, and then chat prompts are refused."""
     generation_config_json: _builtins.str
     """generation_config.json, with what the model's author set in it and nothing else."""
-    tokenizer_fingerprint: _builtins.str
     @_builtins.property
     def special_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Named special tokens that templates refer to: "bos_token", "eos_token", "unk_token", "pad_token"."""
+
+    @_builtins.property
+    def identity(self) -> _worker_pb2.ModelIdentity:
+        """Of the model that these files belong to: behind one address there may be pods of two, in the middle of a roll-out."""
 
     def __init__(
         self,
@@ -197,11 +200,11 @@ class GetTokenizerResponse(_message.Message):
         chat_template: _builtins.str = ...,
         generation_config_json: _builtins.str = ...,
         special_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        tokenizer_fingerprint: _builtins.str = ...,
+        identity: _worker_pb2.ModelIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "generation_config_json", b"generation_config_json", "special_tokens", b"special_tokens", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "generation_config_json", b"generation_config_json", "identity", b"identity", "special_tokens", b"special_tokens", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,7 @@ class Coordinator:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         instruments = Instruments()
-        self._server = Server(settings, [SERVICE])
+        self._server = Server(settings, [SERVICE], receive_mib=settings.max_request_mib)
         self._workers = Workers(settings, instruments)
         service = CoordinatorService(settings, self._workers, instruments)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self._server.grpc)

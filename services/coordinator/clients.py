@@ -16,7 +16,7 @@ from services.common.rpc import telemetry
 from services.common.rpc.codec import decode_row, encode_sampling
 from services.common.rpc.stream import Stream, StreamLostError
 from services.common.specdec.sequence import RemoteSequence
-from services.common.specdec.types import Draft
+from services.common.specdec.types import Draft, Row
 from services.coordinator.ports import Proposal, TargetFullError, TargetUnavailableError, Verification
 from services.coordinator.types import Call, Plan
 
@@ -93,13 +93,16 @@ class TargetSession:
         Raises:
             TargetUnavailableError: No worker could be had within `retry_s`; a TargetFullError where there were workers.
         """
+        started_s = time.perf_counter()
         backoff = Backoff()
         give_up_s: float | None = None
         attempts = 0
         while True:
             attempts += 1
             try:
-                return await self._attempt(round_index, committed, drafts, span)
+                rows, timing = await self._attempt(round_index, committed, drafts, span)
+                elapsed_s = time.perf_counter() - started_s
+                return Verification(rows, _call(timing, elapsed_s, sum(row.nbytes for row in rows)))
             except StreamLostError as lost:
                 await self._drop(lost)
                 span.set_attribute("paceline.retries", attempts)
@@ -122,23 +125,22 @@ class TargetSession:
 
     async def _attempt(
         self, round_index: int, committed: Sequence[int], drafts: Sequence[int], span: Span
-    ) -> Verification:
+    ) -> tuple[tuple[Row, ...], worker_pb2.WorkerTiming]:
         request = target_pb2.VerifyRequest(round=round_index, rows=len(drafts) + 1)
         telemetry.inject(span, request)
         if self._stream is None:
             self._stream = Stream(self._stub.Verify())
             self._remote = RemoteSequence()
             request.start.CopyFrom(self._start)
-        reply, elapsed_s = await self._exchange(self._stream, request, committed, drafts)
+        reply = await self._exchange(self._stream, request, committed, drafts)
         if reply.HasField("known_length"):
             self._remote.forget(reply.known_length)
             request.ClearField("start")
-            reply, elapsed_s = await self._exchange(self._stream, request, committed, drafts)
+            reply = await self._exchange(self._stream, request, committed, drafts)
         rows = tuple(decode_row(row) for row in reply.rows)
         if len(rows) != len(drafts) + 1:
             raise StreamLostError(grpc.StatusCode.INTERNAL, f"{len(rows)} rows came, {len(drafts) + 1} were asked for")
-        size = sum(row.nbytes for row in rows)
-        return Verification(rows, _call(reply.timing, elapsed_s, size))
+        return rows, reply.timing
 
     async def _exchange(
         self,
@@ -146,13 +148,12 @@ class TargetSession:
         request: target_pb2.VerifyRequest,
         committed: Sequence[int],
         drafts: Sequence[int],
-    ) -> tuple[target_pb2.VerifyResponse, float]:
-        """Send what the worker does not have yet and return its reply and how long it took."""
+    ) -> target_pb2.VerifyResponse:
+        """Send what the worker does not have yet and return its reply."""
         # The last `rows` tokens have to be fed in any case, for their rows to be computed.
         base, tokens = self._remote.plan(committed, drafts, feed_at_least=request.rows)
         request.base_length = base
         request.tokens[:] = tokens
-        sent_s = time.perf_counter()
         await stream.send(request, self._verify_timeout_s)
         try:
             while (reply := await stream.receive(self._verify_timeout_s)).round != request.round:
@@ -161,7 +162,7 @@ class TargetSession:
             raise StreamLostError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {self._verify_timeout_s:g} s"
             ) from None
-        return reply, time.perf_counter() - sent_s
+        return reply
 
     async def _drop(self, lost: StreamLostError) -> None:
         log.warning("request %s: target lost: %s", self._start.request_id, lost)

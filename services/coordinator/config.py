@@ -17,6 +17,7 @@ class CoordinatorSettings(ServerSettings):
     listen: str = Field("127.0.0.1:50050", description="Address to listen on, HOST:PORT; port 0 takes a free one.")
     target: str = Field("127.0.0.1:50052", description="Target workers, a gRPC name: HOST:PORT, dns:///name:port.")
     draft: str = Field("127.0.0.1:50051", description="Draft workers, a gRPC name; empty for none.")
+    max_request_mib: int = Field(16, ge=1, le=1024, description="Largest request of a client, in MiB.")
     default_max_tokens: int = Field(512, ge=1, description="Tokens of an answer whose request does not say.")
     default_deadline_s: float = Field(600.0, gt=0, description="Time of a request whose client sets no deadline.")
     default_gamma: int = Field(4, ge=0, description="Drafts in a round where the request does not say.")
@@ -25,7 +26,9 @@ class CoordinatorSettings(ServerSettings):
     draft_timeout_s: float = Field(
         1.0, gt=0, description="A round waits this long for its drafts, then goes on with those that have come."
     )
-    verify_timeout_s: float = Field(60.0, gt=0, description="A target silent for this long in a pass is given up.")
+    verify_timeout_s: float = Field(
+        300.0, gt=0, description="A target that answers nothing for this long is given up; its queue counts."
+    )
     target_retry_s: float = Field(30.0, ge=0, description="A lost target is looked for this long, then UNAVAILABLE.")
 
     @model_validator(mode="after")

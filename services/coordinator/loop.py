@@ -8,6 +8,7 @@ plain step of the target, and the text has the same distribution.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -20,6 +21,8 @@ from services.coordinator.answer import Answer, Finish
 from services.coordinator.offload import offload
 from services.coordinator.ports import Drafter, Observer, Proposal, Verification, Verifier
 from services.coordinator.types import Plan, Round
+
+log = logging.getLogger(__name__)
 
 
 class Rounds:
@@ -35,6 +38,7 @@ class Rounds:
         self._observer = observer
         self._committed = list(plan.prompt)
         self._started_s = time.perf_counter()
+        self._told = False
 
     async def run(self) -> AsyncIterator[Round]:
         """Yield rounds until one of them ends the answer.
@@ -93,6 +97,9 @@ class Rounds:
         """Return the drafts before the first bad row, and what is wrong with that one."""
         size = sum(draft.q.nbytes for draft in drafts)
         good, reason = await offload(size, usable_drafts, drafts, self._plan.vocab_size)
+        if reason and not self._told:
+            log.warning("request %s: the draft worker's %s", self._plan.request_id, reason)
+            self._told = True
         return drafts[:good], reason
 
     async def _verify(self, index: int, drafts: Sequence[Draft], parent: Span) -> Verification:

@@ -50,10 +50,11 @@ def default_sampling(generation_config_json: str) -> SamplingParams:
     temperature = config.get("temperature")
     if config.get("do_sample") is False:
         temperature = 0.0
+    # Authors write "keep all" in several ways: top_k -1, top_p 0, null.
     return SamplingParams(
         temperature=1.0 if temperature is None else float(temperature),
-        top_k=int(config.get("top_k") or 0),
-        top_p=1.0 if config.get("top_p") is None else float(config["top_p"]),
+        top_k=max(0, int(config.get("top_k") or 0)),
+        top_p=float(config.get("top_p") or 1.0),
         min_p=float(config.get("min_p") or 0.0),
     )
 

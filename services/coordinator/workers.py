@@ -92,7 +92,7 @@ class Workers:
         if self.target is not None and info.identity == self.target.info.identity:
             return
         files = await self.target_stub.GetTokenizer(target_pb2.GetTokenizerRequest(), timeout=_CALL_S)
-        if files.tokenizer_fingerprint != info.tokenizer_fingerprint:
+        if files.identity != info.identity:
             # Two pods answered, of different models: in the middle of a roll-out. The next time they may agree.
             log.info("target: the tokenizer is another worker's than the model, asking again")
             return

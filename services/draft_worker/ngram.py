@@ -37,11 +37,11 @@ class NgramProposer:
         self,
         params: SamplingParams,  # noqa: ARG002
         seed: int,  # noqa: ARG002
-        prompt_length: int,  # noqa: ARG002
-        max_new_tokens: int,  # noqa: ARG002
+        prompt_length: int,
+        max_new_tokens: int,
     ) -> NgramSession:
-        """Open a session: a guess is certain of itself whatever the parameters, and a list of tokens grows."""
-        return NgramSession(self._min_ngram, self._max_ngram)
+        """Open a session. A guess is certain of itself, whatever the parameters."""
+        return NgramSession(self._min_ngram, self._max_ngram, prompt_length + max_new_tokens)
 
     async def warm_up(self) -> None:
         """Do nothing: the first proposal is as fast as any."""
@@ -56,9 +56,10 @@ class NgramSession:
 
     timing = PassTiming()
 
-    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+    def __init__(self, min_ngram: int, max_ngram: int, capacity: int) -> None:
         self._min_ngram = min_ngram
         self._max_ngram = max_ngram
+        self._capacity = capacity
         self._tokens = array("I")
 
     async def propose(
@@ -73,7 +74,8 @@ class NgramSession:
             raise UnknownPrefixError(len(self._tokens))
         del self._tokens[base_length:]
         self._tokens.extend(tokens)
-        found = continuation(self._tokens, gamma, self._min_ngram, self._max_ngram)
+        room = max(0, self._capacity - len(self._tokens))
+        found = continuation(self._tokens, min(gamma, room), self._min_ngram, self._max_ngram)
         if found:
             self._tokens.extend(found)
             yield [Draft(token, Row.point_mass(token)) for token in found]

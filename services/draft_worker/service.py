@@ -101,7 +101,7 @@ async def _answer(
 
     Whether another draft is sampled is decided by the clock and the inbox, never by a draft's value.
     """
-    # One that is overtaken already only brings its tokens.
+    # One that is overtaken already asks for nothing; what it brought is sent again if the drafter did not take it in.
     gamma = request.gamma if inbox.empty() else 0
     count = 0
     finished = False

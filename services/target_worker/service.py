@@ -43,7 +43,7 @@ def serving(loaded: LoadedModel, verifier: Verifier, worker_id: str) -> Serving:
         chat_template=loaded.chat_template,
         generation_config_json=loaded.generation_config_json,
         special_tokens=loaded.special_tokens,
-        tokenizer_fingerprint=loaded.tokenizer_fingerprint,
+        identity=identity,
     )
     return Serving(verifier, info, tokenizer)
 

@@ -104,13 +104,13 @@ BAD: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
 
 # The same, made when they are needed.
 HUGE: dict[str, tuple[Callable[[], dict[str, Any]], Sequence[str]]] = {
-    "20 MB of text": (
-        lambda: {"text": "a" * 20_000_000},
-        ["text", "20000000 characters", f"at most what {CONTEXT - 1} tokens"],
+    "10 MB of text": (
+        lambda: {"text": "a" * 10_000_000},
+        ["text", "10000000 characters", f"at most what {CONTEXT - 1} tokens"],
     ),
-    "20 MB of chat": (
-        lambda: chat(*[(pb.ROLE_USER, "a" * 10_000_000)] * 2),
-        ["chat.messages", "20000000 characters", f"at most what {CONTEXT - 1} tokens"],
+    "10 MB of chat": (
+        lambda: chat(*[(pb.ROLE_USER, "a" * 5_000_000)] * 2),
+        ["chat.messages", "10000000 characters", f"at most what {CONTEXT - 1} tokens"],
     ),
     "four million tokens": (
         lambda: tokens(*[1] * 4_000_000),
@@ -167,6 +167,14 @@ async def test_a_huge_request_is_refused_before_it_is_read(name: str, monkeypatc
         check(await refusal(cluster, make()), said)
         for _ in range(3):
             await anext(aiter(stream))
+
+
+async def test_a_request_over_the_message_limit_is_refused_with_both_sizes() -> None:
+    async with cluster_with_a_stream() as (cluster, stream):
+        error = await refusal(cluster, {"text": "a" * (20 << 20)})
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"vs. {16 << 20}" in (error.details() or "")
+        await anext(aiter(stream))
 
 
 def check(error: grpc.aio.AioRpcError, said: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ class InARollOut(ScriptedTarget):
         self.asked += 1
         reply = await super().GetTokenizer(request, context)
         if self.asked == 1:
-            reply.tokenizer_fingerprint = "of-another-model"
+            reply.identity.weights_hash = "of-another-model"
         return reply
 
 

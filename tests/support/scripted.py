@@ -247,7 +247,9 @@ class ScriptedTarget(ScriptedWorker, target_pb2_grpc.TargetServiceServicer):
         return target_pb2.TargetServiceGetModelInfoResponse(model=self.info)
 
     async def GetTokenizer(self, request: Any, context: Any) -> target_pb2.GetTokenizerResponse:
-        return tokenizer_response(self.law.vocab_size)
+        response = tokenizer_response(self.law.vocab_size)
+        response.identity.CopyFrom(self.info.identity)
+        return response
 
     async def Verify(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         await self._run(requests, context, lambda: self.script, self._answer)

@@ -33,5 +33,4 @@ def tokenizer_response(vocab_size: int) -> target_pb2.GetTokenizerResponse:
         tokenizer_json=letter_tokenizer(vocab_size).to_str().encode(),
         chat_template=CHAT_TEMPLATE,
         generation_config_json="{}",
-        tokenizer_fingerprint=fingerprint(vocab_size),
     )

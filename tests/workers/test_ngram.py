@@ -63,7 +63,7 @@ async def propose(session: NgramSession, base_length: int, text: str, gamma: int
 
 
 def open_session() -> NgramSession:
-    return NgramProposer().open(SamplingParams(), seed=0, prompt_length=1, max_new_tokens=1)
+    return NgramProposer().open(SamplingParams(), seed=0, prompt_length=10_000, max_new_tokens=10_000)
 
 
 async def test_a_session_over_rounds() -> None:
@@ -86,6 +86,11 @@ async def test_no_matches_and_no_drafts_wanted() -> None:
     session = open_session()
     assert await propose(session, 0, "abab", 0) == ""
     assert await propose(session, 4, "ab", 2) == "ab"
+
+
+async def test_no_more_than_was_reserved_is_proposed() -> None:
+    session = NgramProposer().open(SamplingParams(), seed=0, prompt_length=4, max_new_tokens=2)
+    assert await propose(session, 0, "abab", 2**32 - 1) == "ab"
 
 
 async def test_an_unknown_prefix_changes_nothing() -> None:

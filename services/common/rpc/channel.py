@@ -11,10 +11,10 @@ import grpc
 _MIN_PING_INTERVAL_MS = 1_000
 
 
-def message_options(max_message_mib: int) -> list[tuple[str, Any]]:
+def message_options(max_message_mib: int, receive_mib: int | None = None) -> list[tuple[str, Any]]:
     """Return the size limits: gRPC's own default of 4 MiB is less than a few rows of a large vocabulary."""
-    limit = max_message_mib * 2**20
-    return [("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", limit)]
+    send, receive = max_message_mib * 2**20, (receive_mib or max_message_mib) * 2**20
+    return [("grpc.max_receive_message_length", receive), ("grpc.max_send_message_length", send)]
 
 
 def keepalive_options(keepalive_s: float) -> list[tuple[str, Any]]:

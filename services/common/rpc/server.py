@@ -30,17 +30,19 @@ class Server:
     until `ready`.
     """
 
-    def __init__(self, settings: ServerSettings, services: Sequence[str]) -> None:
+    def __init__(self, settings: ServerSettings, services: Sequence[str], receive_mib: int | None = None) -> None:
         """Make a server.
 
         Args:
             settings: Address, limits and times.
             services: Full names of the services, for health and reflection.
+            receive_mib: Largest message received; default `max_message_mib`. A message is parsed in the event loop
+                before anything can refuse it, so what strangers send should be held smaller than what rows need.
         """
         self._settings = settings
         self._services = tuple(services)
         options = [
-            *message_options(settings.max_message_mib),
+            *message_options(settings.max_message_mib, receive_mib),
             *keepalive_options(settings.keepalive_s),
             # Two servers on one port would split the calls between them: let the second fail instead.
             ("grpc.so_reuseport", 0),

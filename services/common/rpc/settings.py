@@ -43,7 +43,7 @@ class ServerSettings(Settings):
     drain_s: float = Field(
         0.0, ge=0, description="After SIGTERM, go on accepting calls this long, so that balancers can turn away first."
     )
-    keepalive_s: float = Field(10.0, gt=0, description="Ping a silent peer this often; it is lost after one more.")
+    keepalive_s: float = Field(10.0, ge=1, description="Ping a silent peer this often; it is lost after one more.")
     max_connection_age_s: float = Field(
         0.0, ge=0, description="Close connections of this age to new calls, so that new pods are found; 0 never."
     )
