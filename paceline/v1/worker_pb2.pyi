@@ -204,6 +204,7 @@ class WorkerTiming(_message.Message):
     FORWARD_MS_FIELD_NUMBER: _builtins.int
     SERVICE_MS_FIELD_NUMBER: _builtins.int
     FORWARD_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
     """From the arrival of the request to the start of its first forward pass."""
     forward_ms: _builtins.float
@@ -212,6 +213,8 @@ class WorkerTiming(_message.Message):
     """From the arrival of the request to the hand-over of the reply, the two above included."""
     forward_tokens: _builtins.int
     """Positions that were fed to the model for this request."""
+    worker_id: _builtins.str
+    """Name of the worker, as in ModelInfo."""
     def __init__(
         self,
         *,
@@ -219,10 +222,11 @@ class WorkerTiming(_message.Message):
         forward_ms: _builtins.float = ...,
         service_ms: _builtins.float = ...,
         forward_tokens: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_ms", b"forward_ms", "forward_tokens", b"forward_tokens", "queue_ms", b"queue_ms", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_ms", b"forward_ms", "forward_tokens", b"forward_tokens", "queue_ms", b"queue_ms", "service_ms", b"service_ms", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -102,7 +102,7 @@ class TargetSession:
             try:
                 rows, timing = await self._attempt(round_index, committed, drafts, span)
                 elapsed_s = time.perf_counter() - started_s
-                return Verification(rows, _call(timing, elapsed_s, sum(row.nbytes for row in rows)))
+                return Verification(rows, _call(timing, elapsed_s, sum(row.nbytes for row in rows), self._start))
             except StreamLostError as lost:
                 await self._drop(lost)
                 span.set_attribute("paceline.retries", attempts)
@@ -247,7 +247,7 @@ class DraftSession:
         except StreamLostError as lost:
             degraded = "draft lost"
             await self._drop(lost)
-        call = _call(arrivals.timing, time.perf_counter() - started_s, arrivals.row_bytes)
+        call = _call(arrivals.timing, time.perf_counter() - started_s, arrivals.row_bytes, self._start)
         return Proposal(tuple(arrivals.drafts[:gamma]), call, degraded)
 
     async def close(self) -> None:
@@ -318,7 +318,7 @@ class DraftSession:
         await self.close()
 
 
-def _call(timing: worker_pb2.WorkerTiming, elapsed_s: float, row_bytes: int) -> Call:
+def _call(timing: worker_pb2.WorkerTiming, elapsed_s: float, row_bytes: int, start: worker_pb2.SessionStart) -> Call:
     return Call(
         elapsed_s=elapsed_s,
         queue_s=timing.queue_ms / 1e3,
@@ -326,4 +326,6 @@ def _call(timing: worker_pb2.WorkerTiming, elapsed_s: float, row_bytes: int) -> 
         service_s=timing.service_ms / 1e3,
         forward_tokens=timing.forward_tokens,
         row_bytes=row_bytes,
+        model=start.identity.model_id,
+        worker=timing.worker_id,
     )

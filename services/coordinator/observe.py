@@ -118,5 +118,9 @@ class RequestObserver:
                 "paceline.degraded": done.degraded,
             }
         )
+        for which, call in (("draft", done.draft), ("target", done.target)):
+            if call.worker:
+                span.set_attribute(f"paceline.{which}.model", call.model)
+                span.set_attribute(f"paceline.{which}.worker", call.worker)
         if decision.origin is Origin.RESIDUAL:
             span.set_attribute("paceline.rejection.position", decision.accepted)

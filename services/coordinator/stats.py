@@ -57,4 +57,5 @@ def _timing(call: Call) -> worker_pb2.WorkerTiming:
         forward_ms=call.forward_s * 1e3,
         service_ms=call.service_s * 1e3,
         forward_tokens=call.forward_tokens,
+        worker_id=call.worker,
     )

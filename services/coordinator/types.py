@@ -19,6 +19,8 @@ class Call:
         service_s: In the worker altogether; `elapsed_s` less this is the wire.
         forward_tokens: Positions that were fed to the model.
         row_bytes: Bytes of the rows received.
+        model: What the worker serves.
+        worker: Which worker answered; empty where none did.
     """
 
     elapsed_s: float = 0.0
@@ -27,6 +29,8 @@ class Call:
     service_s: float = 0.0
     forward_tokens: int = 0
     row_bytes: int = 0
+    model: str = ""
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

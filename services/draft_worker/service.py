@@ -131,7 +131,7 @@ def _finish(
     reply: draft_pb2.ProposeResponse, session: ProposeSession, received: Received, info: worker_pb2.ModelInfo
 ) -> None:
     reply.done = True
-    reply.timing.CopyFrom(received.timing(session.timing))
+    reply.timing.CopyFrom(received.timing(session.timing, info.worker_id))
     received.trace(
         session.timing, {"paceline.draft.worker": info.worker_id, "paceline.draft.model": info.identity.model_id}
     )

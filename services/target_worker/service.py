@@ -111,7 +111,9 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             verified.timing, {"paceline.target.worker": info.worker_id, "paceline.target.model": info.identity.model_id}
         )
         rows = [encode_row(row) for row in verified.rows]
-        return target_pb2.VerifyResponse(round=request.round, rows=rows, timing=received.timing(verified.timing))
+        return target_pb2.VerifyResponse(
+            round=request.round, rows=rows, timing=received.timing(verified.timing, info.worker_id)
+        )
 
     def _warm(self) -> Serving:
         if self._serving is None:

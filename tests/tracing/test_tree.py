@@ -116,6 +116,8 @@ def test_a_round_says_what_it_did(tree: Tree) -> None:
             "paceline.payload.p_bytes": stats.p_bytes,
             "paceline.degraded": "",
         }
+        for kind in ("draft", "target") if stats.gamma else ("target",):
+            expected |= {f"paceline.{kind}.worker": f"{kind}-0", f"paceline.{kind}.model": kind}
         if stats.accepted < stats.proposed:
             expected["paceline.rejection.position"] = stats.accepted
         assert span.attributes == expected

@@ -44,13 +44,14 @@ class Received:
         self._arrived_s = time.perf_counter()
         self._arrived_ns = time.time_ns()
 
-    def timing(self, timing: Timing) -> worker_pb2.WorkerTiming:
+    def timing(self, timing: Timing, worker_id: str) -> worker_pb2.WorkerTiming:
         """Return the reply's timing; the time in the worker altogether ends now."""
         return worker_pb2.WorkerTiming(
             queue_ms=timing.queue_s * 1e3,
             forward_ms=timing.forward_s * 1e3,
             service_ms=(time.perf_counter() - self._arrived_s) * 1e3,
             forward_tokens=timing.forward_tokens,
+            worker_id=worker_id,
         )
 
     def trace(self, timing: Timing, attributes: Mapping[str, str | int]) -> None:
