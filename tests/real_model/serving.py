@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ class Serving:
         if key not in self._greedy:
             self._greedy[key] = self.generate(drafter, chat=chat(prompt), gamma=gamma, max_tokens=LENGTH)
         return self._greedy[key]
+
+    def greedy_answers(self, drafter: str, gamma: int, prompts: Sequence[str]) -> list[Reply]:
+        """Return `greedy` of each prompt, two at a time: one drafts while the other verifies."""
+        self.coordinator(drafter)
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(lambda prompt: self.greedy(drafter, gamma, prompt), prompts))
 
     def generate(self, drafter: str, **request: Any) -> Reply:
         """Generate with a drafter; see `Coordinator.generate`."""

@@ -15,7 +15,7 @@ def test_the_target_as_its_own_draft_is_nearly_always_right(serving: Serving) ->
     assert stats.alpha >= 0.999
 
 
-@pytest.mark.parametrize("length", [LENGTH // 2, pytest.param(4 * LENGTH, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [LENGTH // 2, pytest.param(2 * LENGTH, marks=pytest.mark.slow)])
 def test_the_target_as_its_own_draft_is_nearly_always_right_at_temperature_1(serving: Serving, length: int) -> None:
     reply = serving.generate(
         "itself",

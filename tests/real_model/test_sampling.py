@@ -16,6 +16,7 @@ from tests.real_model.serving import Serving
 from tests.support.processes import Processes
 
 SAMPLED = worker_pb2.SamplingParams(temperature=1.0)
+SEEDS = 300
 # Its end occurred before, so n-gram lookup drafts what followed there.
 PROMPT = "The cat sat on the mat. The dog sat on the"
 
@@ -35,12 +36,12 @@ def test_the_first_token_has_the_law_of_the_model(drafter: str, serving: Serving
     coordinator = serving.coordinator(drafter)
     first: list[int] = []
     with ThreadPoolExecutor(4) as threads:
-        results = list(threads.map(draw, range(400)))
+        results = list(threads.map(draw, range(SEEDS)))
     tested = sum(result.speculation.tested for result in results)
     accepted = sum(result.speculation.accepted for result in results)
-    assert tested == 400, "the first token of each answer was drafted"
+    assert tested == SEEDS, "the first token of each answer was drafted"
     # Both branches of the rule have made tokens.
-    assert 40 <= accepted <= 360
+    assert 0.1 * SEEDS <= accepted <= 0.9 * SEEDS
     assert p_value(first, softmax(reference.logits(list(results[0].prompt_token_ids)))) > 1e-4
 
 
@@ -48,10 +49,10 @@ def test_the_dtype_that_auto_picks_serves(default_model_dir: Path, tmp_path: Pat
     with Processes(tmp_path) as processes:
         coordinator = processes.coordinator(processes.target("--model", str(default_model_dir)), processes.draft())
         reply = coordinator.generate(
-            text=PROMPT, gamma=3, max_tokens=24, seed=5, sampling=SAMPLED, stop={"ignore_eos": True}
+            text=PROMPT, gamma=3, max_tokens=16, seed=5, sampling=SAMPLED, stop={"ignore_eos": True}
         )
     assert reply.result.target.dtype in ("bfloat16", "float32")
-    assert len(reply.tokens) == 24
+    assert len(reply.tokens) == 16
     # Rounding moves the tokens, and the law only a little: the float32 model would have written such a text. Its own
     # samples have about 3 nats a token here, tokens drawn evenly from the vocabulary 11 and more.
     assert reference.surprise(list(reply.result.prompt_token_ids), reply.tokens) < 6

@@ -22,6 +22,16 @@ def test_a_refused_request(traced: Traced) -> None:
     assert span.attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"
 
 
+def test_a_deadline_that_passes(traced: Traced) -> None:
+    coordinator = traced.processes.coordinator(traced.target, None, "--default-deadline-s", "0.05")
+    request = pb.GenerateRequest(text="abc", max_tokens=500, request_id="late", stop={"ignore_eos": True})
+    with coordinator.connected() as stub, pytest.raises(grpc.RpcError):
+        list(stub.Generate(request))
+    span = traced.receiver.span(GENERATE, paceline__request__id="late")
+    assert span.attributes["rpc.response.status_code"] == "DEADLINE_EXCEEDED"
+    assert span.status == ERROR
+
+
 def test_a_cancelled_request(traced: Traced) -> None:
     request = pb.GenerateRequest(text="abc", max_tokens=500, request_id="cancelled", stop={"ignore_eos": True})
     with traced.coordinator.connected() as stub:
