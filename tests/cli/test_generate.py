@@ -59,7 +59,13 @@ def test_json_is_one_object_with_everything(paceline: Paceline, address: str) ->
     }
     assert (first["index"], first["q_bytes"], first["degraded"], first["emitted"]) == (0, 2**33, False, 3)
     assert second["degraded"] is True
-    assert first["target"] == {"queue_ms": 20.0, "forward_ms": 58.0, "service_ms": 78.0, "forward_tokens": 5}
+    assert first["target"] == {
+        "queue_ms": 20.0,
+        "forward_ms": 58.0,
+        "service_ms": 78.0,
+        "forward_tokens": 5,
+        "worker_id": "t-0",
+    }
 
 
 @pytest.mark.parametrize(("reason", "name"), [(pb.FINISH_REASON_EOS, "eos"), (pb.FINISH_REASON_STOP, "stop")])
