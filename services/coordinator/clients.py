@@ -177,7 +177,6 @@ class _Arrivals:
     drafts: list[Draft] = field(default_factory=list)
     timing: worker_pb2.WorkerTiming = field(default_factory=worker_pb2.WorkerTiming)
     row_bytes: int = 0
-    done: bool = False
 
 
 class DraftSession:

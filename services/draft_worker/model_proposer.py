@@ -43,16 +43,6 @@ class ModelProposer:
         self._open: set[ModelProposeSession] = set()
 
     @property
-    def vocab_size(self) -> int:
-        """Ids 0..vocab_size-1 exist."""
-        return self._loaded.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """Longest sequence that drafts are proposed for, in tokens; 0: no limit."""
-        return self._loaded.context_length
-
-    @property
     def sessions_open(self) -> int:
         """How many sessions hold a KV cache."""
         return len(self._open)

@@ -13,15 +13,7 @@ from services.common.specdec.types import Draft, Row, SamplingParams
 
 
 class NgramProposer:
-    """Opens sessions that look the last tokens up in what came before them.
-
-    Attributes:
-        vocab_size: 0, any.
-        context_length: 0, no limit.
-    """
-
-    vocab_size = 0
-    context_length = 0
+    """Opens sessions that look the last tokens up in what came before them."""
 
     def __init__(self, min_ngram: int = 2, max_ngram: int = 4) -> None:
         """Set how many of the last tokens are looked up.

@@ -41,14 +41,6 @@ class ProposeSession(Protocol):
 class Proposer(Protocol):
     """Opens sessions on a drafter."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Ids 0..vocab_size-1 exist; 0: any."""
-
-    @property
-    def context_length(self) -> int:
-        """Longest sequence that drafts are proposed for, in tokens; 0: no limit."""
-
     def open(self, params: SamplingParams, seed: int, prompt_length: int, max_new_tokens: int) -> ProposeSession:
         """Open a session.
 
