@@ -56,8 +56,8 @@ class ModelProposer:
         if len(self._open) >= self._max_sessions:
             raise CapacityError(f"all {self._max_sessions} sessions of this worker are in use")
         capacity = prompt_length + max_new_tokens
-        if self.context_length:
-            capacity = min(capacity, self.context_length)
+        if self._loaded.context_length:
+            capacity = min(capacity, self._loaded.context_length)
         model = ModelSession(self._loaded, self._executor, capacity, self._prefill_chunk)
         session = ModelProposeSession(model, params, seed, self._open)
         self._open.add(session)
