@@ -76,11 +76,14 @@ class ProposeResponse(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     KNOWN_LENGTH_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     done: _builtins.bool
     """The last reply to this request. Fewer than gamma drafts is an answer."""
     known_length: _builtins.int
     """Instead of drafts: base_length is past the end of this worker's sequence, which has this many tokens. Send from there."""
+    draining: _builtins.bool
+    """This worker is going to stop: it goes on answering, but the session should move to another between two rounds."""
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftToken]:
         """The next drafts in order, as they are sampled; possibly none."""
@@ -97,10 +100,11 @@ class ProposeResponse(_message.Message):
         done: _builtins.bool = ...,
         timing: _worker_pb2.WorkerTiming | None = ...,
         known_length: _builtins.int | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "known_length", b"known_length", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "done", b"done", "drafts", b"drafts", "known_length", b"known_length", "round", b"round", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "done", b"done", "drafts", b"drafts", "draining", b"draining", "known_length", b"known_length", "round", b"round", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__known_length: _TypeAlias = _typing.Literal["known_length"]  # noqa: Y015
     _WhichOneofArgType__known_length: _TypeAlias = _typing.Literal["_known_length", b"_known_length"]  # noqa: Y015

@@ -73,9 +73,12 @@ class VerifyResponse(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     KNOWN_LENGTH_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     known_length: _builtins.int
     """Instead of rows: base_length is past the end of this worker's sequence, which has this many tokens. Send from there."""
+    draining: _builtins.bool
+    """This worker is going to stop: it goes on answering, but the session should move to another between two rounds."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[_distribution_pb2.Distribution]:
         """rows[i] is p for the token that follows tokens[len(tokens) - rows + i]."""
@@ -89,10 +92,11 @@ class VerifyResponse(_message.Message):
         rows: _abc.Iterable[_distribution_pb2.Distribution] | None = ...,
         timing: _worker_pb2.WorkerTiming | None = ...,
         known_length: _builtins.int | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "known_length", b"known_length", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "known_length", b"known_length", "round", b"round", "rows", b"rows", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "draining", b"draining", "known_length", b"known_length", "round", b"round", "rows", b"rows", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__known_length: _TypeAlias = _typing.Literal["known_length"]  # noqa: Y015
     _WhichOneofArgType__known_length: _TypeAlias = _typing.Literal["_known_length", b"_known_length"]  # noqa: Y015

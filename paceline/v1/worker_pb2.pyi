@@ -205,6 +205,8 @@ class WorkerTiming(_message.Message):
     SERVICE_MS_FIELD_NUMBER: _builtins.int
     FORWARD_TOKENS_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    REUSED_TOKENS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
     """From the arrival of the request to the start of its first forward pass."""
     forward_ms: _builtins.float
@@ -215,6 +217,10 @@ class WorkerTiming(_message.Message):
     """Positions that were fed to the model for this request."""
     worker_id: _builtins.str
     """Name of the worker, as in ModelInfo."""
+    batch_size: _builtins.int
+    """Sessions in the largest pass that this request shared."""
+    reused_tokens: _builtins.int
+    """Positions of the prompt that were taken from another session's cache."""
     def __init__(
         self,
         *,
@@ -223,10 +229,12 @@ class WorkerTiming(_message.Message):
         service_ms: _builtins.float = ...,
         forward_tokens: _builtins.int = ...,
         worker_id: _builtins.str = ...,
+        batch_size: _builtins.int = ...,
+        reused_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_ms", b"forward_ms", "forward_tokens", b"forward_tokens", "queue_ms", b"queue_ms", "service_ms", b"service_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "forward_ms", b"forward_ms", "forward_tokens", b"forward_tokens", "queue_ms", b"queue_ms", "reused_tokens", b"reused_tokens", "service_ms", b"service_ms", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,7 +47,9 @@ class ModelProposer:
         """How many sessions hold a KV cache."""
         return len(self._open)
 
-    def open(self, params: SamplingParams, seed: int, prompt_length: int, max_new_tokens: int) -> ModelProposeSession:
+    async def open(
+        self, params: SamplingParams, seed: int, prompt_length: int, max_new_tokens: int
+    ) -> ModelProposeSession:
         """Open a session and reserve its KV cache, for as much of the text as fits in this model's context.
 
         Raises:

@@ -8,32 +8,48 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 
 from services.common.engine.timing import PassTiming
-from services.common.specdec.errors import UnknownPrefixError
+from services.common.specdec.errors import CapacityError, UnknownPrefixError
 from services.common.specdec.types import Draft, Row, SamplingParams
 
 
 class NgramProposer:
     """Opens sessions that look the last tokens up in what came before them."""
 
-    def __init__(self, min_ngram: int = 2, max_ngram: int = 4) -> None:
-        """Set how many of the last tokens are looked up.
+    def __init__(self, min_ngram: int = 2, max_ngram: int = 4, max_sessions: int = 64) -> None:
+        """Set how many of the last tokens are looked up, and for how many at a time.
 
         Args:
             min_ngram: At least this many must have occurred before, or nothing is proposed.
             max_ngram: The longest match is taken, up to this many.
+            max_sessions: Most sessions open at a time, each with its text.
         """
         self._min_ngram = min_ngram
         self._max_ngram = max_ngram
+        self._max_sessions = max_sessions
+        self._open: set[NgramSession] = set()
 
-    def open(
+    @property
+    def sessions_open(self) -> int:
+        """How many sessions hold a text."""
+        return len(self._open)
+
+    async def open(
         self,
         params: SamplingParams,  # noqa: ARG002
         seed: int,  # noqa: ARG002
         prompt_length: int,
         max_new_tokens: int,
     ) -> NgramSession:
-        """Open a session. A guess is certain of itself, whatever the parameters."""
-        return NgramSession(self._min_ngram, self._max_ngram, prompt_length + max_new_tokens)
+        """Open a session. A guess is certain of itself, whatever the parameters.
+
+        Raises:
+            CapacityError: No session is free.
+        """
+        if len(self._open) >= self._max_sessions:
+            raise CapacityError(f"all {self._max_sessions} sessions of this worker are in use")
+        session = NgramSession(self._min_ngram, self._max_ngram, prompt_length + max_new_tokens, self._open)
+        self._open.add(session)
+        return session
 
     async def warm_up(self) -> None:
         """Do nothing: the first proposal is as fast as any."""
@@ -48,10 +64,11 @@ class NgramSession:
 
     timing = PassTiming()
 
-    def __init__(self, min_ngram: int, max_ngram: int, capacity: int) -> None:
+    def __init__(self, min_ngram: int, max_ngram: int, capacity: int, open_sessions: set[NgramSession]) -> None:
         self._min_ngram = min_ngram
         self._max_ngram = max_ngram
         self._capacity = capacity
+        self._open_sessions = open_sessions
         self._tokens = array("I")
 
     async def propose(
@@ -73,8 +90,9 @@ class NgramSession:
             yield [Draft(token, Row.point_mass(token)) for token in found]
 
     def close(self) -> None:
-        """Forget the tokens."""
+        """Forget the tokens. May be called again."""
         self._tokens = array("I")
+        self._open_sessions.discard(self)
 
 
 def continuation(tokens: array[int], count: int, min_ngram: int, max_ngram: int) -> list[int]:

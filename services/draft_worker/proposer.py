@@ -41,7 +41,7 @@ class ProposeSession(Protocol):
 class Proposer(Protocol):
     """Opens sessions on a drafter."""
 
-    def open(self, params: SamplingParams, seed: int, prompt_length: int, max_new_tokens: int) -> ProposeSession:
+    async def open(self, params: SamplingParams, seed: int, prompt_length: int, max_new_tokens: int) -> ProposeSession:
         """Open a session.
 
         Args:

@@ -62,7 +62,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
                     request, received = item
                     if session is None:
                         call.request_id = request.start.request_id
-                        session = _open(warm, request)
+                        session = await _open(warm, request)
                     await _answer(session, request, received, inbox, warm.info, context)
             finally:
                 reader.cancel()
@@ -83,10 +83,10 @@ async def _read(requests: AsyncIterator[draft_pb2.ProposeRequest], inbox: Inbox)
         inbox.put_nowait(None)
 
 
-def _open(warm: Serving, request: draft_pb2.ProposeRequest) -> ProposeSession:
+async def _open(warm: Serving, request: draft_pb2.ProposeRequest) -> ProposeSession:
     start = request.start
     params = open_session(start, request.HasField("start"), warm.info.identity)
-    return warm.proposer.open(params, start.seed, start.prompt_length, start.max_new_tokens)
+    return await warm.proposer.open(params, start.seed, start.prompt_length, start.max_new_tokens)
 
 
 async def _answer(

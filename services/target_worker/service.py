@@ -85,16 +85,16 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                     received = Received(request)
                     if session is None:
                         call.request_id = request.start.request_id
-                        session = self._open(warm, request)
+                        session = await self._open(warm, request)
                     await context.write(await self._verify(session, request, received, warm.info))
             finally:
                 if session is not None:
                     session.close()
 
-    def _open(self, warm: Serving, request: target_pb2.VerifyRequest) -> VerifySession:
+    async def _open(self, warm: Serving, request: target_pb2.VerifyRequest) -> VerifySession:
         start = request.start
         params = open_session(start, request.HasField("start"), warm.info.identity)
-        return warm.verifier.open(params, start.prompt_length, start.max_new_tokens)
+        return await warm.verifier.open(params, start.prompt_length, start.max_new_tokens)
 
     async def _verify(
         self,

@@ -52,7 +52,7 @@ class Verifier:
         """How many sessions hold a KV cache."""
         return len(self._open)
 
-    def open(self, params: SamplingParams, prompt_length: int, max_new_tokens: int) -> VerifySession:
+    async def open(self, params: SamplingParams, prompt_length: int, max_new_tokens: int) -> VerifySession:
         """Open a session and reserve its KV cache.
 
         Args:

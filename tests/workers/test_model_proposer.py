@@ -47,7 +47,7 @@ async def propose(
 async def test_the_reported_q_is_what_the_token_was_sampled_from(
     loaded: LoadedModel, proposer: ModelProposer, params: SamplingParams
 ) -> None:
-    session = proposer.open(params, seed=9, prompt_length=20, max_new_tokens=40)
+    session = await proposer.open(params, seed=9, prompt_length=20, max_new_tokens=40)
     drafts = await propose(session, 5, 0, PROMPT, gamma=6)
     assert len(drafts) == 6
     text = list(PROMPT)
@@ -62,7 +62,7 @@ async def test_the_reported_q_is_what_the_token_was_sampled_from(
 
 async def test_drafts_are_a_function_of_seed_and_round(proposer: ModelProposer) -> None:
     async def tokens(seed: int, round_index: int) -> list[int]:
-        session = proposer.open(PLAIN, seed, prompt_length=20, max_new_tokens=40)
+        session = await proposer.open(PLAIN, seed, prompt_length=20, max_new_tokens=40)
         drafts = await propose(session, round_index, 0, PROMPT, gamma=8)
         session.close()
         return [draft.token for draft in drafts]
@@ -74,14 +74,14 @@ async def test_drafts_are_a_function_of_seed_and_round(proposer: ModelProposer) 
 
 
 async def test_a_repeated_round_proposes_the_same(proposer: ModelProposer) -> None:
-    session = proposer.open(FILTERED, 3, 20, 40)
+    session = await proposer.open(FILTERED, 3, 20, 40)
     first = await propose(session, 0, 0, PROMPT, gamma=4)
     again = await propose(session, 0, 20, [], gamma=4)
     assert [draft.token for draft in first] == [draft.token for draft in again]
 
 
 async def test_nothing_is_fed_twice(proposer: ModelProposer) -> None:
-    session = proposer.open(PLAIN, 1, 20, 40)
+    session = await proposer.open(PLAIN, 1, 20, 40)
     await propose(session, 0, 0, PROMPT, gamma=4)
     assert session.timing.forward_tokens == 20 + 3, "the prompt, and all drafts but the last"
     # All four were kept: the last one and the bonus token are new to the model.
@@ -96,7 +96,7 @@ async def test_nothing_is_fed_twice(proposer: ModelProposer) -> None:
 
 
 async def test_a_consumer_that_stops_leaves_a_session_that_works(loaded: LoadedModel, proposer: ModelProposer) -> None:
-    session = proposer.open(PLAIN, 1, 20, 40)
+    session = await proposer.open(PLAIN, 1, 20, 40)
     drafts = session.propose(0, 0, PROMPT, 8)
     (first,) = await anext(drafts)
     await drafts.aclose()
@@ -108,8 +108,8 @@ async def test_a_consumer_that_stops_leaves_a_session_that_works(loaded: LoadedM
 
 
 async def test_a_consumer_cancelled_in_mid_pass_leaves_a_session_that_works(proposer: ModelProposer) -> None:
-    whole = [d.token for d in await propose(proposer.open(PLAIN, 1, 20, 40), 7, 0, [*PROMPT, 3], gamma=5)]
-    session = proposer.open(PLAIN, 1, 20, 40)
+    whole = [d.token for d in await propose(await proposer.open(PLAIN, 1, 20, 40), 7, 0, [*PROMPT, 3], gamma=5)]
+    session = await proposer.open(PLAIN, 1, 20, 40)
     for _ in range(10):
         task = asyncio.create_task(propose(session, 0, 0, PROMPT, gamma=8))
         await asyncio.sleep(0.002)
@@ -120,7 +120,7 @@ async def test_a_consumer_cancelled_in_mid_pass_leaves_a_session_that_works(prop
 
 
 async def test_it_stops_where_its_context_ends(proposer: ModelProposer) -> None:
-    session = proposer.open(PLAIN, 1, prompt_length=60, max_new_tokens=1000)
+    session = await proposer.open(PLAIN, 1, prompt_length=60, max_new_tokens=1000)
     drafts = await propose(session, 0, 0, [5] * 60, gamma=8)
     assert len(drafts) == 5, "64 tokens can be fed, so the law of the 65th is known"
     assert await propose(session, 1, 65, [6], gamma=8) == []
@@ -130,19 +130,19 @@ async def test_it_stops_where_its_context_ends(proposer: ModelProposer) -> None:
 
 
 async def test_it_stops_where_its_reservation_ends(proposer: ModelProposer) -> None:
-    session = proposer.open(PLAIN, 1, prompt_length=4, max_new_tokens=2)
+    session = await proposer.open(PLAIN, 1, prompt_length=4, max_new_tokens=2)
     assert len(await propose(session, 0, 0, [5] * 4, gamma=8)) == 3
     assert await propose(session, 0, 0, [5] * 7, gamma=8) == []
 
 
 async def test_nothing_to_go_by(proposer: ModelProposer) -> None:
-    session = proposer.open(PLAIN, 1, 20, 20)
+    session = await proposer.open(PLAIN, 1, 20, 20)
     assert await propose(session, 0, 0, [], gamma=4) == []
     assert await propose(session, 0, 0, PROMPT, gamma=0) == []
 
 
 async def test_errors_change_nothing(proposer: ModelProposer) -> None:
-    session = proposer.open(PLAIN, 1, 20, 20)
+    session = await proposer.open(PLAIN, 1, 20, 20)
     await propose(session, 0, 0, PROMPT, gamma=1)
     with pytest.raises(UnknownPrefixError) as caught:
         await propose(session, 1, 22, [3], gamma=1)
@@ -152,10 +152,10 @@ async def test_errors_change_nothing(proposer: ModelProposer) -> None:
     assert len(await propose(session, 1, 21, [3], gamma=1)) == 1
 
 
-def test_sessions_are_limited_and_freed(proposer: ModelProposer) -> None:
-    first, *_ = (proposer.open(PLAIN, 1, 5, 5) for _ in range(3))
+async def test_sessions_are_limited_and_freed(proposer: ModelProposer) -> None:
+    first, *_ = [await proposer.open(PLAIN, 1, 5, 5) for _ in range(3)]
     with pytest.raises(CapacityError, match="all 3 sessions"):
-        proposer.open(PLAIN, 1, 5, 5)
+        await proposer.open(PLAIN, 1, 5, 5)
     first.close()
     first.close()
     assert proposer.sessions_open == 2
@@ -167,6 +167,6 @@ async def test_a_broken_model_proposes_nothing(
     broken = load_model(LoadOptions(str(make_tiny_llama(tmp_path / "nan")), dtype="float32", device="cpu"))
     with torch.no_grad():
         broken.model.model.norm.weight.fill_(float("nan"))
-    session = ModelProposer(broken, executor, max_sessions=1).open(PLAIN, 1, 20, 20)
+    session = await ModelProposer(broken, executor, max_sessions=1).open(PLAIN, 1, 20, 20)
     assert await propose(session, 0, 0, PROMPT, gamma=4) == []
     assert "not finite after 20 tokens" in caplog.text

@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 
-from services.common.specdec.errors import UnknownPrefixError
+from services.common.specdec.errors import CapacityError, UnknownPrefixError
 from services.common.specdec.types import Draft, SamplingParams
 from services.draft_worker.ngram import NgramProposer, NgramSession, continuation
 
@@ -62,12 +62,12 @@ async def propose(session: NgramSession, base_length: int, text: str, gamma: int
     return bytes(draft.token for draft in drafts).decode()
 
 
-def open_session() -> NgramSession:
-    return NgramProposer().open(SamplingParams(), seed=0, prompt_length=10_000, max_new_tokens=10_000)
+async def open_session() -> NgramSession:
+    return await NgramProposer().open(SamplingParams(), seed=0, prompt_length=10_000, max_new_tokens=10_000)
 
 
 async def test_a_session_over_rounds() -> None:
-    session = open_session()
+    session = await open_session()
     assert await propose(session, 0, "abcdefgh ab", 3) == "cde"
     # All kept, and the bonus token: its own drafts count.
     assert await propose(session, 14, "f", 2) == "gh"
@@ -77,29 +77,40 @@ async def test_a_session_over_rounds() -> None:
 
 
 async def test_dropped_tokens_are_never_found_again() -> None:
-    session = open_session()
+    session = await open_session()
     assert await propose(session, 0, "xyQ", 1) == ""
     assert await propose(session, 2, "R..xy", 1) == "R"
 
 
 async def test_no_matches_and_no_drafts_wanted() -> None:
-    session = open_session()
+    session = await open_session()
     assert await propose(session, 0, "abab", 0) == ""
     assert await propose(session, 4, "ab", 2) == "ab"
 
 
 async def test_no_more_than_was_reserved_is_proposed() -> None:
-    session = NgramProposer().open(SamplingParams(), seed=0, prompt_length=4, max_new_tokens=2)
+    session = await NgramProposer().open(SamplingParams(), seed=0, prompt_length=4, max_new_tokens=2)
     assert await propose(session, 0, "abab", 2**32 - 1) == "ab"
 
 
 async def test_an_unknown_prefix_changes_nothing() -> None:
-    session = open_session()
+    session = await open_session()
     assert await propose(session, 0, "abXab", 1) == "X"
     with pytest.raises(UnknownPrefixError) as caught:
         await propose(session, 7, "a", 1)
     assert caught.value.known_length == 6
     assert await propose(session, 6, "ab", 1) == "X"
+
+
+async def test_sessions_are_limited_and_freed() -> None:
+    proposer = NgramProposer(max_sessions=2)
+    first, _ = [await proposer.open(SamplingParams(), 0, 1, 1) for _ in range(2)]
+    with pytest.raises(CapacityError, match="all 2 sessions"):
+        await proposer.open(SamplingParams(), 0, 1, 1)
+    first.close()
+    first.close()
+    assert proposer.sessions_open == 1
+    await proposer.open(SamplingParams(), 0, 1, 1)
 
 
 def test_it_runs_without_torch() -> None:

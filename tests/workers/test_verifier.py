@@ -43,7 +43,7 @@ def law(loaded: LoadedModel, text: list[int], rows: int, params: SamplingParams)
 async def test_rows_are_the_law_after_each_of_the_last_tokens(
     loaded: LoadedModel, verifier: Verifier, params: SamplingParams
 ) -> None:
-    session = verifier.open(params, prompt_length=20, max_new_tokens=30)
+    session = await verifier.open(params, prompt_length=20, max_new_tokens=30)
     prompt = list(range(2, 22))
     answer = await session.verify(0, [*prompt, 30, 31], rows=3)
     for row, expected in zip(answer.rows, law(loaded, [*prompt, 30, 31], 3, params), strict=True):
@@ -55,7 +55,7 @@ async def test_rows_are_the_law_after_each_of_the_last_tokens(
 
 
 async def test_the_prompt_is_fed_once_and_then_what_each_round_adds(verifier: Verifier) -> None:
-    session = verifier.open(PLAIN, prompt_length=40, max_new_tokens=50)
+    session = await verifier.open(PLAIN, prompt_length=40, max_new_tokens=50)
     first = await session.verify(0, [5] * 40 + [6, 7, 8], rows=4)
     assert first.timing.forward_tokens == 43
     rounds = [
@@ -71,11 +71,11 @@ async def test_the_prompt_is_fed_once_and_then_what_each_round_adds(verifier: Ve
 
 
 async def test_a_repeated_round_has_the_same_answer(verifier: Verifier) -> None:
-    session = verifier.open(PLAIN, 10, 20)
+    session = await verifier.open(PLAIN, 10, 20)
     await session.verify(0, list(range(2, 12)), 1)
     answers = [await session.verify(10, [3, 4], rows=2) for _ in range(3)]
     # On another session, from the start: as after the loss of a worker.
-    fresh = await verifier.open(PLAIN, 10, 20).verify(0, [*range(2, 12), 3, 4], rows=2)
+    fresh = await (await verifier.open(PLAIN, 10, 20)).verify(0, [*range(2, 12), 3, 4], rows=2)
     for answer in answers:
         for row, first, elsewhere in zip(answer.rows, answers[0].rows, fresh.rows, strict=True):
             np.testing.assert_array_equal(row.weights, first.weights)
@@ -83,7 +83,7 @@ async def test_a_repeated_round_has_the_same_answer(verifier: Verifier) -> None:
 
 
 async def test_an_unknown_prefix_says_what_is_known(verifier: Verifier) -> None:
-    session = verifier.open(PLAIN, 10, 20)
+    session = await verifier.open(PLAIN, 10, 20)
     with pytest.raises(UnknownPrefixError) as caught:
         await session.verify(5, [1], 1)
     assert caught.value.known_length == 0
@@ -95,7 +95,7 @@ async def test_an_unknown_prefix_says_what_is_known(verifier: Verifier) -> None:
 
 
 async def test_bad_requests(verifier: Verifier) -> None:
-    session = verifier.open(PLAIN, 10, 5)
+    session = await verifier.open(PLAIN, 10, 5)
     for tokens, rows, message in (
         ([1, 2], 0, "rows is 0: must be 1 to 2"),
         ([1, 2], 3, "rows is 3: must be 1 to 2"),
@@ -108,27 +108,27 @@ async def test_bad_requests(verifier: Verifier) -> None:
     assert (await session.verify(0, [1] * 15, 1)).timing.forward_tokens == 15
 
 
-def test_a_text_that_does_not_fit_in_the_context(verifier: Verifier) -> None:
+async def test_a_text_that_does_not_fit_in_the_context(verifier: Verifier) -> None:
     with pytest.raises(InvalidFieldError, match=r"prompt_length \+ max_new_tokens is 101: must be at most 100"):
-        verifier.open(PLAIN, 90, 11)
+        await verifier.open(PLAIN, 90, 11)
     assert verifier.sessions_open == 0
-    verifier.open(PLAIN, 90, 10)
+    await verifier.open(PLAIN, 90, 10)
 
 
-def test_sessions_are_limited_and_freed(verifier: Verifier) -> None:
-    first, _ = verifier.open(PLAIN, 1, 1), verifier.open(PLAIN, 1, 1)
+async def test_sessions_are_limited_and_freed(verifier: Verifier) -> None:
+    first, _ = await verifier.open(PLAIN, 1, 1), await verifier.open(PLAIN, 1, 1)
     with pytest.raises(CapacityError, match="all 2 sessions"):
-        verifier.open(PLAIN, 1, 1)
+        await verifier.open(PLAIN, 1, 1)
     first.close()
     first.close()
     assert verifier.sessions_open == 1
-    verifier.open(PLAIN, 1, 1)
+    await verifier.open(PLAIN, 1, 1)
 
 
 async def test_a_closed_session_leaves_the_queue(verifier: Verifier, executor: PassExecutor) -> None:
     release = threading.Event()
     busy = asyncio.create_task(executor.run(release.wait))
-    session = verifier.open(PLAIN, 10, 5)
+    session = await verifier.open(PLAIN, 10, 5)
     waiting = asyncio.create_task(session.verify(0, [1, 2], 1))
     await asyncio.sleep(0)
     session.close()
@@ -143,7 +143,7 @@ async def test_nan_weights_come_out_as_bad_rows(tmp_path: Path, executor: PassEx
     with torch.no_grad():
         broken.model.model.norm.weight.fill_(float("nan"))
     for params in (SamplingParams(0.0), PLAIN):
-        answer = await Verifier(broken, executor, max_sessions=1).open(params, 10, 5).verify(0, [1, 2], 2)
+        answer = await (await Verifier(broken, executor, max_sessions=1).open(params, 10, 5)).verify(0, [1, 2], 2)
         assert all(np.isnan(row.weights).any() for row in answer.rows)
 
 

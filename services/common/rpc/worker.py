@@ -35,6 +35,16 @@ class Timing(Protocol):
         """Positions fed to the model."""
         ...
 
+    @property
+    def batch_size(self) -> int:
+        """Sessions in the largest pass that the request shared."""
+        ...
+
+    @property
+    def reused_tokens(self) -> int:
+        """Positions of the prompt taken from another session's cache."""
+        ...
+
 
 class Received:
     """One request of a session, from its arrival to its reply."""
@@ -52,6 +62,8 @@ class Received:
             service_ms=(time.perf_counter() - self._arrived_s) * 1e3,
             forward_tokens=timing.forward_tokens,
             worker_id=worker_id,
+            batch_size=timing.batch_size,
+            reused_tokens=timing.reused_tokens,
         )
 
     def trace(self, timing: Timing, attributes: Mapping[str, str | int]) -> None:
