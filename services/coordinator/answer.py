@@ -96,6 +96,8 @@ class Answer:
         return ready
 
     def _cut_at_stop_string(self) -> None:
+        if not self._rules.strings:
+            return
         held = "".join(piece.text for piece in self._held)
         found = [(at, s) for s in self._rules.strings if (at := held.find(s)) >= 0]
         if not found:
@@ -111,12 +113,12 @@ class Answer:
 
     def _release(self) -> None:
         """Move what is decided from held to ready, whole tokens at a time."""
-        if self.finish is not None:
+        if self.finish is not None or not self._rules.strings:
             self._ready += self._held
             self._held = []
             return
         held = "".join(piece.text for piece in self._held)
-        open_length = max((_overlap(held, s) for s in self._rules.strings), default=0)
+        open_length = max(_overlap(held, s) for s in self._rules.strings)
         decided = len(held) - open_length
         while self._held and len(self._held[0].text) <= decided:
             piece = self._held.pop(0)

@@ -7,7 +7,8 @@ The tree: CoordinatorService/Generate, then `paceline.round`, then `paceline.pro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, StatusCode
@@ -72,6 +73,18 @@ class Instruments:
             self.degraded.add(1, {"reason": done.degraded if done.degraded.startswith("draft") else "bad row"})
 
 
+@contextlib.contextmanager
+def _child(name: str, parent: Span, attributes: Mapping[str, int] | None) -> Iterator[Span]:
+    span = tracer.start_span(name, trace.set_span_in_context(parent), attributes=attributes)
+    try:
+        yield span
+    except Exception as error:
+        span.set_status(StatusCode.ERROR, type(error).__name__)
+        raise
+    finally:
+        span.end()
+
+
 class RequestObserver:
     """An `Observer`: the spans of one request, and the metrics of all."""
 
@@ -79,27 +92,26 @@ class RequestObserver:
         self._request_span = request_span
         self._instruments = instruments
 
-    @contextlib.contextmanager
-    def round(self, index: int, gamma: int, context_length: int) -> Iterator[Span]:
+    def round(self, index: int, gamma: int, context_length: int) -> AbstractContextManager[Span]:
         """Open the span of a round."""
-        with self.phase("paceline.round", self._request_span) as span:
-            if span.is_recording():
-                span.set_attribute("paceline.round.index", index)
-                span.set_attribute("paceline.gamma", gamma)
-                span.set_attribute("paceline.context.length", context_length)
-            yield span
+        attributes = {
+            "paceline.round.index": index,
+            "paceline.gamma": gamma,
+            "paceline.context.length": context_length,
+        }
+        return self._open("paceline.round", self._request_span, attributes)
 
-    @contextlib.contextmanager
-    def phase(self, name: str, parent: Span) -> Iterator[Span]:
+    def phase(self, name: str, parent: Span) -> AbstractContextManager[Span]:
         """Open the span of a part of a round."""
-        span = tracer.start_span(name, trace.set_span_in_context(parent))
-        try:
-            yield span
-        except Exception as error:
-            span.set_status(StatusCode.ERROR, type(error).__name__)
-            raise
-        finally:
-            span.end()
+        return self._open(name, parent)
+
+    def _open(
+        self, name: str, parent: Span, attributes: Mapping[str, int] | None = None
+    ) -> AbstractContextManager[Span]:
+        # A request that is not sampled needs no spans, only its context for the workers' messages.
+        if not parent.is_recording():
+            return contextlib.nullcontext(parent)
+        return _child(name, parent, attributes)
 
     def finish_round(self, span: Span, done: Round) -> None:
         """Note what a round did, just before its span ends."""

@@ -33,7 +33,8 @@ def decode_row(message: distribution_pb2.Distribution) -> Row:
     """
     try:
         if message.HasField("sparse"):
-            return Row(_view(message.sparse.probabilities, FLOAT), _view(message.sparse.ids, ID))
+            sparse = message.sparse
+            return Row(_view(sparse.probabilities, FLOAT), _view(sparse.ids, ID))
         return Row(_view(message.dense, FLOAT))
     except BadRowError:
         return Row(np.empty(0, FLOAT))

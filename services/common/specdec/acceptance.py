@@ -49,8 +49,10 @@ def residual(p: Row, q: Row) -> Row:
     elif q.ids is None:
         left -= q.weights[p.ids] / q.total
     else:
-        _, at_p, at_q = np.intersect1d(p.ids, q.ids, assume_unique=True, return_indices=True)
-        left[at_p] -= q.weights[at_q] / q.total
+        at_p = p.ids.searchsorted(q.ids)
+        at_p[at_p == len(p.ids)] = 0
+        shared = p.ids[at_p] == q.ids
+        left[at_p[shared]] -= q.weights[shared] / q.total
     np.maximum(left, 0.0, out=left)
     return Row(left, p.ids) if left.any() else p
 

@@ -22,6 +22,10 @@ def sample(row: Row, u: float) -> int:
         row: Weights with a positive sum.
         u: Uniform in [0, 1).
     """
+    if len(row.weights) <= _BLOCK:
+        inside = row.weights.cumsum(dtype=np.float64)
+        at = _first_past(inside, u * inside[-1])
+        return at if row.ids is None else int(row.ids[at])
     # Blocks first, then one of them token by token: sums of blocks are vectorised, a cumulative sum is serial, and over
     # a whole vocabulary it takes ten times as long.
     sums = np.add.reduceat(row.weights, np.arange(0, len(row.weights), _BLOCK), dtype=np.float64)
@@ -40,5 +44,7 @@ def _first_past(cumulative: npt.NDArray[np.float64], target: float) -> int:
     Rounding may leave none (u * total may be total itself, a block's sum depends on the order of its terms): then the
     last that has mass.
     """
-    at = np.searchsorted(cumulative, target, side="right")
-    return int(min(at, np.searchsorted(cumulative, cumulative[-1], side="left")))
+    at = int(cumulative.searchsorted(target, side="right"))
+    if at < len(cumulative):
+        return at
+    return int(cumulative.searchsorted(cumulative[-1], side="left"))
