@@ -20,13 +20,12 @@ async def serve(settings: DraftSettings) -> None:
         StartupError: The model or the address cannot be had.
     """
     server = Server(settings, [SERVICE])
-    service = DraftService()
+    service = DraftService(server, settings.idle_timeout_s)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(service, server.grpc)
 
     async def load() -> None:
         proposer, info = await (_ngram(settings) if settings.drafter == "ngram" else _model(settings))
         info.worker_id = instance_name(settings)
-        await proposer.warm_up()
         service.attach(Serving(proposer, info))
 
     async def close() -> None:
@@ -45,18 +44,19 @@ async def _model(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInf
     # Imported here: an n-gram drafter needs no torch, not even installed. In a thread, for it takes seconds in which
     # health and signals have to be answered.
     await asyncio.to_thread(importlib.import_module, "services.draft_worker.model_proposer")
-    from services.common.engine.executor import PassExecutor
-    from services.common.engine.worker import options_from, prepare
+    from services.common.engine.engine import Engine
+    from services.common.engine.worker import engine_options, load_options, prepare
     from services.draft_worker.model_proposer import ModelProposer
 
-    loaded = await asyncio.to_thread(prepare, options_from(settings))
+    loaded = await asyncio.to_thread(prepare, load_options(settings))
+    engine = await asyncio.to_thread(Engine, loaded, engine_options(settings))
     info = worker_pb2.ModelInfo(
         identity=worker_pb2.ModelIdentity(
             model_id=loaded.model_id, weights_hash=loaded.weights_hash, dtype=loaded.dtype
         ),
         vocab_size=loaded.vocab_size,
         tokenizer_fingerprint=loaded.tokenizer_fingerprint,
-        context_length=loaded.context_length,
+        context_length=engine.context_length,
         eos_token_ids=loaded.eos_token_ids,
     )
-    return ModelProposer(loaded, PassExecutor(), settings.max_sessions, settings.prefill_chunk_tokens), info
+    return ModelProposer(engine), info

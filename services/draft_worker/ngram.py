@@ -51,9 +51,6 @@ class NgramProposer:
         self._open.add(session)
         return session
 
-    async def warm_up(self) -> None:
-        """Do nothing: the first proposal is as fast as any."""
-
 
 class NgramSession:
     """One sequence.

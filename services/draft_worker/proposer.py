@@ -53,6 +53,3 @@ class Proposer(Protocol):
         Raises:
             CapacityError: No session is free.
         """
-
-    async def warm_up(self) -> None:
-        """Do what makes the first proposal as fast as later ones."""

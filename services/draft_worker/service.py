@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import grpc
 
 from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
-from services.common.rpc.worker import Received, open_session
+from services.common.rpc.server import Server
+from services.common.rpc.worker import Inbox, Lease, Received, open_session
 from services.common.specdec.errors import UnknownPrefixError
 from services.draft_worker.proposer import Proposer, ProposeSession
 
 SERVICE = "paceline.v1.DraftService"
 
-Inbox = asyncio.Queue[tuple[draft_pb2.ProposeRequest, Received] | None]
+Requests: TypeAlias = Inbox[draft_pb2.ProposeRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,15 @@ class Serving:
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
     """Serves Propose; UNAVAILABLE until a drafter is attached."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Server, idle_timeout_s: float) -> None:
+        """Serve nothing yet.
+
+        Args:
+            server: Tells whether it drains, which every reply says.
+            idle_timeout_s: A session that is asked nothing for this long gives its cache back.
+        """
+        self._server = server
+        self._idle_timeout_s = idle_timeout_s
         self._serving: Serving | None = None
 
     def attach(self, serving: Serving) -> None:
@@ -50,24 +60,23 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     async def Propose(  # type: ignore[override]  # noqa: N802
         self, requests: AsyncIterator[draft_pb2.ProposeRequest], context: Context
     ) -> None:
-        """Serve one session: its KV cache lives as long as this call."""
+        """Serve one session: its KV cache lives no longer than this call."""
         async with statuses(context) as call:
             warm = self._warm()
-            session: ProposeSession | None = None
-            # Read ahead: a request that arrives while an older one is being answered ends that one.
-            inbox: Inbox = asyncio.Queue()
-            reader = asyncio.create_task(_read(requests, inbox))
+            lease = Lease(partial(_open, warm))
             try:
-                while (item := await inbox.get()) is not None:
-                    request, received = item
-                    if session is None:
-                        call.request_id = request.start.request_id
-                        session = await _open(warm, request)
-                    await _answer(session, request, received, inbox, warm.info, context)
+                # Read ahead: a request that arrives while an older one is being answered ends that one.
+                async with Inbox(requests, self._idle_timeout_s, lease.close) as inbox:
+                    async for request, received in inbox:
+                        call.request_id = request.start.request_id or call.request_id
+                        session = await lease.session(request)
+                        answer = _Answer(request, received, session, inbox, warm.info)
+                        async with contextlib.aclosing(answer.replies()) as replies:
+                            async for reply in replies:
+                                reply.draining = self._server.draining
+                                await context.write(reply)
             finally:
-                reader.cancel()
-                if session is not None:
-                    session.close()
+                lease.close()
 
     def _warm(self) -> Serving:
         if self._serving is None:
@@ -75,63 +84,53 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         return self._serving
 
 
-async def _read(requests: AsyncIterator[draft_pb2.ProposeRequest], inbox: Inbox) -> None:
-    try:
-        async for request in requests:
-            inbox.put_nowait((request, Received(request)))
-    finally:
-        inbox.put_nowait(None)
-
-
-async def _open(warm: Serving, request: draft_pb2.ProposeRequest) -> ProposeSession:
-    start = request.start
-    params = open_session(start, request.HasField("start"), warm.info.identity)
+async def _open(warm: Serving, start: worker_pb2.SessionStart) -> ProposeSession:
+    params = open_session(start, warm.info.identity)
     return await warm.proposer.open(params, start.seed, start.prompt_length, start.max_new_tokens)
 
 
-async def _answer(
-    session: ProposeSession,
-    request: draft_pb2.ProposeRequest,
-    received: Received,
-    inbox: Inbox,
-    info: worker_pb2.ModelInfo,
-    context: Context,
-) -> None:
-    """Send the drafts of one request as they are sampled; none more once the next request is here.
+@dataclass
+class _Answer:
+    """One request and what it takes to answer it."""
 
-    Whether another draft is sampled is decided by the clock and the inbox, never by a draft's value.
-    """
-    # One that is overtaken already asks for nothing; what it brought is sent again if the drafter did not take it in.
-    gamma = request.gamma if inbox.empty() else 0
-    count = 0
-    finished = False
-    try:
-        proposing = session.propose(request.round, request.base_length, request.tokens, gamma)
-        async with contextlib.aclosing(proposing):
-            async for drafts in proposing:
-                reply = draft_pb2.ProposeResponse(round=request.round)
-                reply.drafts.extend(draft_pb2.DraftToken(token=d.token, q=encode_row(d.q)) for d in drafts)
-                count += len(drafts)
-                finished = count >= gamma
-                if finished:
-                    _finish(reply, session, received, info)
-                await context.write(reply)
-                if finished or not inbox.empty():
-                    break
-    except UnknownPrefixError as error:
-        await context.write(draft_pb2.ProposeResponse(round=request.round, known_length=error.known_length, done=True))
-        return
-    if not finished:
-        reply = draft_pb2.ProposeResponse(round=request.round)
-        _finish(reply, session, received, info)
-        await context.write(reply)
+    request: draft_pb2.ProposeRequest
+    received: Received
+    session: ProposeSession
+    inbox: Requests
+    info: worker_pb2.ModelInfo
 
+    async def replies(self) -> AsyncGenerator[draft_pb2.ProposeResponse, None]:
+        """Yield the drafts as they are sampled; none more once the next request is here.
 
-def _finish(
-    reply: draft_pb2.ProposeResponse, session: ProposeSession, received: Received, info: worker_pb2.ModelInfo
-) -> None:
-    reply.done = True
-    reply.timing.CopyFrom(received.timing(session.timing, info.worker_id))
-    received.trace(
-        session.timing, {"paceline.draft.worker": info.worker_id, "paceline.draft.model": info.identity.model_id}
-    )
+        Whether another draft is sampled is decided by the clock and the inbox, never by a draft's value.
+        """
+        request = self.request
+        # One that is overtaken asks for nothing; what it brought is sent again if the drafter did not take it in.
+        gamma = request.gamma if self.inbox.is_empty else 0
+        count = 0
+        try:
+            proposing = self.session.propose(request.round, request.base_length, request.tokens, gamma)
+            async with contextlib.aclosing(proposing):
+                async for drafts in proposing:
+                    reply = draft_pb2.ProposeResponse(round=request.round)
+                    reply.drafts.extend(draft_pb2.DraftToken(token=d.token, q=encode_row(d.q)) for d in drafts)
+                    count += len(drafts)
+                    if count >= gamma:
+                        yield self._last(reply)
+                        return
+                    yield reply
+                    if not self.inbox.is_empty:
+                        break
+        except UnknownPrefixError as error:
+            yield draft_pb2.ProposeResponse(round=request.round, known_length=error.known_length, done=True)
+            return
+        yield self._last(draft_pb2.ProposeResponse(round=request.round))
+
+    def _last(self, reply: draft_pb2.ProposeResponse) -> draft_pb2.ProposeResponse:
+        reply.done = True
+        reply.timing.CopyFrom(self.received.timing(self.session.timing, self.info.worker_id))
+        self.received.trace(
+            self.session.timing,
+            {"paceline.draft.worker": self.info.worker_id, "paceline.draft.model": self.info.identity.model_id},
+        )
+        return reply

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from paceline.v1 import target_pb2_grpc
-from services.common.engine.executor import PassExecutor
-from services.common.engine.worker import options_from, prepare
+from services.common.engine.engine import Engine
+from services.common.engine.worker import engine_options, load_options, prepare
 from services.common.rpc.server import Server, instance_name, run
 from services.target_worker.config import TargetSettings
 from services.target_worker.service import SERVICE, TargetService, serving
@@ -20,17 +20,18 @@ async def serve(settings: TargetSettings) -> None:
         StartupError: The model or the address cannot be had.
     """
     server = Server(settings, [SERVICE])
-    service = TargetService()
+    service = TargetService(server, settings.idle_timeout_s)
     target_pb2_grpc.add_TargetServiceServicer_to_server(service, server.grpc)
-    executor = PassExecutor()
+    engines: list[Engine] = []
 
     async def load() -> None:
-        loaded = await asyncio.to_thread(prepare, options_from(settings))
-        verifier = Verifier(loaded, executor, settings.max_sessions, settings.prefill_chunk_tokens)
-        await verifier.warm_up()
-        service.attach(serving(loaded, verifier, instance_name(settings)))
+        loaded = await asyncio.to_thread(prepare, load_options(settings))
+        engine = await asyncio.to_thread(Engine, loaded, engine_options(settings))
+        engines.append(engine)
+        service.attach(serving(loaded, Verifier(engine), engine.context_length, instance_name(settings)))
 
     async def close() -> None:
-        executor.close()
+        for engine in engines:
+            await engine.close()
 
     await run(server, load, close)

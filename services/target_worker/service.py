@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -11,7 +12,8 @@ from paceline.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from services.common.engine.model import LoadedModel
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
-from services.common.rpc.worker import Received, open_session
+from services.common.rpc.server import Server
+from services.common.rpc.worker import Inbox, Lease, Received, open_session
 from services.common.specdec.errors import UnknownPrefixError
 from services.target_worker.verifier import Verifier, VerifySession
 
@@ -27,14 +29,14 @@ class Serving:
     tokenizer: target_pb2.GetTokenizerResponse
 
 
-def serving(loaded: LoadedModel, verifier: Verifier, worker_id: str) -> Serving:
-    """Describe a model as the coordinator needs it described."""
+def serving(loaded: LoadedModel, verifier: Verifier, context_length: int, worker_id: str) -> Serving:
+    """Describe a model as the coordinator needs it described; sessions can become `context_length` tokens long."""
     identity = worker_pb2.ModelIdentity(model_id=loaded.model_id, weights_hash=loaded.weights_hash, dtype=loaded.dtype)
     info = worker_pb2.ModelInfo(
         identity=identity,
         vocab_size=loaded.vocab_size,
         tokenizer_fingerprint=loaded.tokenizer_fingerprint,
-        context_length=loaded.context_length,
+        context_length=context_length,
         eos_token_ids=loaded.eos_token_ids,
         worker_id=worker_id,
     )
@@ -51,7 +53,15 @@ def serving(loaded: LoadedModel, verifier: Verifier, worker_id: str) -> Serving:
 class TargetService(target_pb2_grpc.TargetServiceServicer):
     """Serves Verify; UNAVAILABLE until a model is attached."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Server, idle_timeout_s: float) -> None:
+        """Serve nothing yet.
+
+        Args:
+            server: Tells whether it drains, which every reply says.
+            idle_timeout_s: A session that is asked nothing for this long gives its cache back.
+        """
+        self._server = server
+        self._idle_timeout_s = idle_timeout_s
         self._serving: Serving | None = None
 
     def attach(self, serving: Serving) -> None:
@@ -76,25 +86,20 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
     async def Verify(  # type: ignore[override]  # noqa: N802
         self, requests: AsyncIterator[target_pb2.VerifyRequest], context: Context
     ) -> None:
-        """Serve one session: its KV cache lives as long as this call."""
+        """Serve one session: its KV cache lives no longer than this call."""
         async with statuses(context) as call:
             warm = self._warm()
-            session: VerifySession | None = None
+            lease = Lease(partial(_open, warm))
             try:
-                async for request in requests:
-                    received = Received(request)
-                    if session is None:
-                        call.request_id = request.start.request_id
-                        session = await self._open(warm, request)
-                    await context.write(await self._verify(session, request, received, warm.info))
+                async with Inbox(requests, self._idle_timeout_s, lease.close) as inbox:
+                    async for request, received in inbox:
+                        call.request_id = request.start.request_id or call.request_id
+                        session = await lease.session(request)
+                        reply = await self._verify(session, request, received, warm.info)
+                        reply.draining = self._server.draining
+                        await context.write(reply)
             finally:
-                if session is not None:
-                    session.close()
-
-    async def _open(self, warm: Serving, request: target_pb2.VerifyRequest) -> VerifySession:
-        start = request.start
-        params = open_session(start, request.HasField("start"), warm.info.identity)
-        return await warm.verifier.open(params, start.prompt_length, start.max_new_tokens)
+                lease.close()
 
     async def _verify(
         self,
@@ -119,3 +124,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         if self._serving is None:
             raise RpcError(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
         return self._serving
+
+
+async def _open(warm: Serving, start: worker_pb2.SessionStart) -> VerifySession:
+    params = open_session(start, warm.info.identity)
+    return await warm.verifier.open(params, start.prompt_length, start.max_new_tokens)

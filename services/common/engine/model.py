@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from services.common.engine import identity
-from services.common.engine.kv_cache import unsupported_layers
 from services.common.engine.quiet import quiet_transformers
 from services.common.specdec.errors import StartupError
 
@@ -33,7 +33,6 @@ class LoadOptions:
         dtype: "auto" is bfloat16 where the device is good at it, else float32.
         device: A torch device; "auto" is cuda where there is one, else cpu.
         device_map: transformers' device map ("auto", "balanced", ...), instead of one device.
-        attn_implementation: "sdpa", "eager", "flash_attention_2", ...; None is transformers' choice.
         threads: Of torch on the CPU; None is torch's choice.
     """
 
@@ -41,7 +40,6 @@ class LoadOptions:
     dtype: DtypeName = "auto"
     device: str = "auto"
     device_map: str | None = None
-    attn_implementation: str | None = None
     threads: int | None = None
 
 
@@ -143,20 +141,31 @@ def _refuse_unsupported(model: str, config: PreTrainedConfig) -> None:
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None:
         raise ModelLoadError(f"{model} is no causal language model ({config.model_type})")
-    kinds = unsupported_layers(config.get_text_config(decoder=True))
+    kinds = _unsupported_layers(config.get_text_config(decoder=True))
     if kinds or getattr(model_class, "_is_stateful", False):
         raise ModelLoadError(
-            f"{model} ({config.model_type}) has layers whose cache cannot forget rejected tokens "
-            f"({', '.join(sorted(kinds)) or 'recurrent states'}): only attention layers can be served"
+            f"{model} ({config.model_type}) has layers that cannot be served "
+            f"({', '.join(sorted(kinds)) or 'recurrent states'}): only full and sliding-window attention can"
         )
+
+
+def _unsupported_layers(config: PreTrainedConfig) -> set[str]:
+    """Return the kinds of a decoder's layers that are no attention over all of the past or a window of it."""
+    try:
+        layers = DynamicCache(config=config).layers
+    except KeyError as unknown:
+        return {str(unknown.args[0])}
+    # Its cache is that of a sliding window, its mask is not.
+    kinds = {"chunked_attention"} & set(getattr(config, "layer_types", None) or ())
+    # A dummy layer uses another layer's keys.
+    served = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+    return kinds | {type(layer).__name__ for layer in layers if type(layer) not in served}
 
 
 def _load_weights(options: LoadOptions, source: str, files: dict[str, str]) -> PreTrainedModel:
     arguments: dict[str, Any] = {**files}
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
-    if options.attn_implementation is not None:
-        arguments["attn_implementation"] = options.attn_implementation
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
 
@@ -232,6 +241,10 @@ def _logit_width(model: PreTrainedModel) -> int:
 
 
 def _context_length(config: PreTrainedConfig) -> int:
+    # Past this length a "longrope" model changes the rotation of all positions, those in the cache included.
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" and (original := rope.get("original_max_position_embeddings")):
+        return int(original)
     # Most configurations map their own word for it to the first of these.
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         if isinstance(length := getattr(config, name, None), int):

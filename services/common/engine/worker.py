@@ -7,15 +7,27 @@ import gc
 import logging
 from typing import Any
 
+from services.common.engine.admission import AdmissionLimits
 from services.common.engine.default_model import ensure_default_model, paceline_home
+from services.common.engine.engine import EngineOptions
 from services.common.engine.model import LoadedModel, LoadOptions, load_model
+from services.common.engine.scheduler import PassLimits
 
 log = logging.getLogger(__name__)
 
 
-def options_from(settings: Any) -> LoadOptions:
+def load_options(settings: Any) -> LoadOptions:
     """Return the load options in a worker's settings, which have the same names."""
     return LoadOptions(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(LoadOptions)})
+
+
+def engine_options(settings: Any) -> EngineOptions:
+    """Return the engine options in a worker's settings."""
+    return EngineOptions(
+        kv_cache_memory=settings.kv_cache_memory,
+        passes=PassLimits(settings.prefill_chunk_tokens, settings.max_pass_tokens),
+        admission=AdmissionLimits(settings.max_sessions, settings.max_waiting_sessions, settings.session_wait_s),
+    )
 
 
 def prepare(options: LoadOptions) -> LoadedModel:

@@ -59,12 +59,26 @@ class ModelSettings(ServerSettings):
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.")
     device_map: str | None = Field(None, description="Spread a model over devices, as in transformers: auto, balanced.")
-    attn_implementation: str | None = Field(None, description="As in transformers: sdpa, eager, flash_attention_2.")
     threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; unset leaves torch's choice.")
-    max_sessions: int = Field(64, ge=1, description="Requests served at once, each with a cache of its own.")
-    prefill_chunk_tokens: int = Field(
-        512, ge=1, description="Prompt tokens fed in one pass; other requests go between."
+    kv_cache_memory: str = Field(
+        "25%",
+        pattern=r"^\s*\d+(\.\d+)?\s*(%|[kKmMgG]i?[bB])?\s*$",
+        description="Of the KV cache of all sessions: 2GiB, or a share of what is free once the model is loaded.",
     )
+    max_sessions: int = Field(64, ge=1, description="Sessions served at once, each with its part of the KV cache.")
+    max_waiting_sessions: int = Field(64, ge=0, description="Sessions that may wait for room; more are refused.")
+    session_wait_s: float = Field(10.0, gt=0, description="A session that waits longer than this is refused.")
+    idle_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="A session that is asked nothing for this long gives its cache back, and prefills again.",
+    )
+    prefill_chunk_tokens: int = Field(
+        256,
+        ge=1,
+        description="Prompt tokens fed in one pass, of all sessions together; it delays the others this much.",
+    )
+    max_pass_tokens: int = Field(1024, ge=1, description="Tokens fed in one pass in all.")
 
 
 def command(settings: type[T], **attributes: Any) -> Callable[[Callable[[T], None]], click.Command]:

@@ -1,0 +1,312 @@
+"""Continuous batching: one thread runs pass after pass, each over all requests that wait when it begins.
+
+Read `Engine._run` first: plan, run, hand out, and again. Sessions join and leave between passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from services.common.engine.admission import Admission, AdmissionLimits
+from services.common.engine.kv_memory import KvMemory, Lease
+from services.common.engine.memory import kv_budget
+from services.common.engine.model import LoadedModel
+from services.common.engine.prefixes import BLOCK
+from services.common.engine.runner import Feed, ModelRunner
+from services.common.engine.scheduler import PassLimits, Share, plan_pass
+from services.common.engine.session import ModelSession
+from services.common.engine.work import SessionClosedError, Work
+from services.common.specdec.errors import CapacityError, StartupError, UnknownPrefixError
+
+log = logging.getLogger(__name__)
+
+# A pool that holds fewer tokens than this (or the model's context, where that is less) serves nobody.
+_LEAST_CONTEXT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How many sessions an engine serves, and how.
+
+    Attributes:
+        kv_cache_memory: Of the pool: "2GiB", or a share of what the device has free such as "25%".
+        passes: How large a pass may become.
+        admission: How many sessions there may be, and how many may wait.
+    """
+
+    kv_cache_memory: str = "25%"
+    passes: PassLimits = field(default_factory=PassLimits)
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What an engine has done since it began.
+
+    Attributes:
+        passes: Forward passes.
+        positions: Positions fed, over all sessions.
+        shares: Sessions served, summed over the passes; over `passes` this is the mean batch size.
+        prefix_hits: Sessions that began with a prefix from another's cache.
+        reused_tokens: Positions that they did not have to feed.
+    """
+
+    passes: int = 0
+    positions: int = 0
+    shares: int = 0
+    prefix_hits: int = 0
+    reused_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What one pass does: copies (source, target, length) of prefixes first, then each share's feed."""
+
+    copies: list[tuple[int, int, int]]
+    shares: list[Share[Work]]
+    feeds: list[Feed]
+
+
+class Engine:
+    """A model, its KV pool, and the thread of the passes.
+
+    Attributes:
+        counters: What it has done.
+        context_length: Longest sequence that a session can become.
+        vocab_size: Ids 0..vocab_size-1 exist.
+    """
+
+    def __init__(self, loaded: LoadedModel, options: EngineOptions) -> None:
+        """Allocate the pool, check the model's attention against the library's, warm up. Takes seconds.
+
+        Raises:
+            StartupError: The model cannot be served, or there is no memory for a single session.
+        """
+        self.vocab_size = loaded.vocab_size
+        self.counters = EngineCounters()
+        self._limits = options.passes
+        self._runner = ModelRunner(loaded)
+        size = self._pool_size(loaded, options)
+        self.context_length = min(loaded.context_length or size, size)
+        self._memory = KvMemory(size)
+        # Guards the memory's books, the sequences and the list of those that wait; never held during a pass.
+        self._changed = threading.Condition()
+        self._admission = Admission(self._memory, self._changed, options.admission)
+        self._waiting: list[Work] = []
+        self._closing = False
+        self._log_sizes(loaded, options)
+        self._runner.prepare(size)
+        self._runner.warm_up(options.passes.prefill_chunk)
+        self._thread = threading.Thread(target=self._run, name="forward-passes", daemon=True)
+        self._thread.start()
+
+    @property
+    def queue(self) -> int:
+        """Requests that wait for a pass or are in one."""
+        return len(self._waiting)
+
+    @property
+    def memory(self) -> KvMemory:
+        """The books of the pool; for reading."""
+        return self._memory
+
+    @property
+    def sessions_waiting(self) -> int:
+        """Sessions that wait to be admitted."""
+        return self._admission.waiting
+
+    async def open(self, capacity: int) -> ModelSession:
+        """Reserve the places of a session; waits for its turn where there is no room.
+
+        Args:
+            capacity: Most tokens that will be fed, at most `context_length`.
+
+        Raises:
+            CapacityError: The queue is full, or did not move in time.
+        """
+        return ModelSession(self, await self._admission.reserve(capacity))
+
+    def end(self, lease: Lease) -> None:
+        """Take a session's places back; they are another's from the next pass on."""
+        self._admission.release(lease)
+
+    def submit(self, work: Work) -> None:
+        """Let a request take part in the next pass."""
+        with self._changed:
+            if self._closing:
+                raise SessionClosedError
+            self._waiting.append(work)
+            self._changed.notify()
+
+    async def close(self) -> None:
+        """Wait for the running pass, drop the requests that wait, end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while (planned := self._next()) is not None:
+                for source, target, length in planned.copies:
+                    self._runner.copy(source, target, length)
+                self._execute(planned.shares, planned.feeds)
+
+    def _next(self) -> _Pass | None:
+        """Wait for requests and plan the next pass; None when the engine closes."""
+        with self._changed:
+            while True:
+                if self._closing:
+                    for work in self._waiting:
+                        work.finish(SessionClosedError())
+                    return None
+                if planned := self._plan():
+                    return planned
+                self._changed.wait()
+
+    def _plan(self) -> _Pass | None:
+        self._waiting = [work for work in self._waiting if self._wanted(work)]
+        copies: list[tuple[int, int, int]] = []
+        ready: list[Work] = []
+        prefilling: set[Lease] = set()
+        for work in self._waiting:
+            if not self._reuse(work, copies, prefilling):
+                continue
+            ready.append(work)
+            if work.pending > work.rows:
+                prefilling.add(work.lease)
+        shares = plan_pass(ready, self._limits)
+        # Made here, under the lock: a session that is closed during the pass has its sequence cut off.
+        return (
+            _Pass(copies, shares, [share.work.feed(share.count, share.complete) for share in shares])
+            if shares
+            else None
+        )
+
+    def _wanted(self, work: Work) -> bool:
+        """Begin a request that has not begun; tell whether it is to be served at all."""
+        if work.cancelled:
+            work.finish(SessionClosedError())
+            return False
+        try:
+            if work.begun:
+                work.lease  # noqa: B018 - raises when the session has been closed
+            else:
+                work.begin()
+                self._memory.publish(work.lease)
+        except (SessionClosedError, UnknownPrefixError) as error:
+            work.finish(error)
+            return False
+        return True
+
+    def _reuse(self, work: Work, copies: list[tuple[int, int, int]], prefilling: set[Lease]) -> bool:
+        """Give a prompt at its beginning what others hold of it; return False to let it wait for one that is ahead.
+
+        Several sessions with one long prefix arrive together: the first feeds it, the others wait for that, and copy.
+        """
+        lease = work.lease
+        limit = len(lease.tokens) - work.rows
+        if lease.cached or limit < BLOCK:
+            return True
+        held = self._memory.donor(lease.tokens)
+        have = min(held[1], limit) if held is not None and held[0] is not lease else 0
+        if any(
+            other in prefilling and min(common, limit) >= have + BLOCK
+            for other, common in self._memory.sharing(lease.tokens).items()
+        ):
+            return False
+        if held is not None and have >= BLOCK:
+            copies.append((held[0].start, lease.start, have))
+            work.reuse(have)
+            self.counters.prefix_hits += 1
+            self.counters.reused_tokens += have
+        return True
+
+    def _execute(self, shares: Sequence[Share[Work]], feeds: Sequence[Feed]) -> None:
+        started_s = time.perf_counter()
+        for share in shares:
+            share.work.start_pass(len(shares))
+        try:
+            logits = self._runner.run(feeds)
+        except Exception as error:
+            if len(shares) > 1:
+                # Whoever is to blame fails alone.
+                log.exception("a pass over %d sessions failed: one by one", len(shares))
+                for share, feed in zip(shares, feeds, strict=True):
+                    self._execute([share], [feed])
+            else:
+                self._fail(shares[0].work, error)
+            return
+        elapsed_s = time.perf_counter() - started_s
+        self._note(shares, elapsed_s)
+        for share, rows in zip(shares, logits, strict=True):
+            if share.complete:
+                self._step(share.work, rows)
+
+    def _note(self, shares: Sequence[Share[Work]], elapsed_s: float) -> None:
+        self.counters.passes += 1
+        self.counters.shares += len(shares)
+        with self._changed:
+            for share in shares:
+                self.counters.positions += share.count
+                share.work.spent(elapsed_s)
+                # What a closed session leaves is kept as it was when it closed.
+                if share.work.session.lease is not None:
+                    share.work.fed(share.count)
+
+    def _step(self, work: Work, logits: torch.Tensor) -> None:
+        """Hand the logits to the request; let it go on where it appends a token."""
+        if work.cancelled:
+            return
+        started_s = time.perf_counter()
+        try:
+            token = work.step(logits)
+        except Exception as error:
+            self._fail(work, error)
+            return
+        with self._changed:
+            work.spent(time.perf_counter() - started_s)
+            if token is not None and work.session.lease is not None:
+                work.go_on(token)
+                return
+            self._waiting.remove(work)
+        work.finish()
+
+    def _fail(self, work: Work, error: Exception) -> None:
+        with self._changed:
+            self._waiting.remove(work)
+        if isinstance(error, torch.OutOfMemoryError):
+            error = CapacityError("the device has no memory left for this pass")
+        work.finish(error)
+
+    def _pool_size(self, loaded: LoadedModel, options: EngineOptions) -> int:
+        budget, token_bytes = kv_budget(options.kv_cache_memory, loaded.device), self._runner.token_bytes
+        affordable = budget // token_bytes
+        least = min(loaded.context_length or _LEAST_CONTEXT, _LEAST_CONTEXT)
+        if affordable < least:
+            raise StartupError(
+                f"--kv-cache-memory is {options.kv_cache_memory}: it holds {affordable} tokens of {token_bytes} bytes, "
+                f"must hold at least {least}"
+            )
+        # More than all sessions at full context could never be used.
+        return min(affordable, options.admission.sessions * loaded.context_length) or affordable
+
+    def _log_sizes(self, loaded: LoadedModel, options: EngineOptions) -> None:
+        size, token_bytes = self._memory.size, self._runner.token_bytes
+        log.info(
+            "KV cache: %.1f MiB, %d bytes a token, %d tokens: %d sessions at the full context of %d, at most %d",
+            *(size * token_bytes / 2**20, token_bytes, size, size // self.context_length, self.context_length),
+            options.admission.sessions,
+        )
+        if self.context_length < loaded.context_length:
+            log.warning(
+                "--kv-cache-memory %s holds no session at the model's context of %d: limited to %d tokens",
+                *(options.kv_cache_memory, loaded.context_length, self.context_length),
+            )

@@ -1,0 +1,168 @@
+"""The model's forward over a packed pass: tokens of several sessions in one row, each at its own position."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from services.common.engine import attention
+from services.common.engine.kv_pool import KvPool, LayerShape, layer_shapes
+from services.common.engine.model import LoadedModel, ModelLoadError
+from services.common.engine.projections import exchange_projections
+
+log = logging.getLogger(__name__)
+
+_CHECKED_TOKENS = 12
+# Greatest difference from the library's own forward, as a share of the greatest logit: float noise, no more.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One session's part of a pass.
+
+    Attributes:
+        start: Place of the session's first token in the pool.
+        position: Of the first token fed.
+        tokens: To feed.
+        rows: Logits are wanted after each of the last `rows` of them.
+    """
+
+    start: int
+    position: int
+    tokens: Sequence[int]
+    rows: int
+
+
+class ModelRunner:
+    """A model whose attention and cache are the pool's.
+
+    Attributes:
+        shapes: What each layer keeps of a token.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        """Find out what the model keeps of a token.
+
+        Raises:
+            ModelLoadError: Its attention cannot be replaced.
+        """
+        self._loaded = loaded
+        known = loaded.forward_arguments
+        # transformers renamed past_key_values; models with code of their own may still have the old name.
+        self._cache_argument = "cache" if "cache" in known else "past_key_values"
+        self._keeps_logits = "logits_to_keep" in known
+        if not getattr(loaded.model, "_supports_attention_backend", False):
+            raise self._refusal("its attention does not go through transformers' attention interface")
+        self._sample = torch.arange(_CHECKED_TOKENS).mul(7).remainder(loaded.vocab_size)
+        loaded.model.set_attn_implementation("eager")
+        with torch.inference_mode():
+            cache = DynamicCache(config=loaded.config)
+            arguments = {self._cache_argument: cache, "use_cache": True}
+            self._expected = loaded.model(input_ids=self._sample.unsqueeze(0).to(loaded.device), **arguments).logits[0]
+        self.shapes: dict[int, LayerShape] = layer_shapes(cache)
+        self._pool: KvPool | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that a token takes in the KV pool."""
+        return sum(shape.token_bytes for shape in self.shapes.values())
+
+    def prepare(self, size: int) -> None:
+        """Allocate a pool for `size` tokens, and compare with the library's own forward.
+
+        Raises:
+            ModelLoadError: They differ by more than float noise.
+        """
+        self._pool = KvPool(self.shapes, size)
+        self._loaded.model.set_attn_implementation(attention.NAME)
+        with torch.inference_mode():
+            self._check("attention over the KV pool")
+            undo = exchange_projections(self._loaded.model)
+            try:
+                self._check("fused projections")
+            except Exception as error:
+                log.warning("the model's own projections are used: %s", error)
+                undo()
+
+    def warm_up(self, chunk: int) -> None:
+        """Run passes of the usual sizes: the first of each size sets up kernels, threads and memory."""
+        started_s = time.perf_counter()
+        with torch.inference_mode():
+            for count in (*range(1, 18), 24, 32, 40, min(chunk, self._pool_size())):
+                if count <= self._pool_size():
+                    self.run([Feed(0, 0, [0] * count, min(count, 10))])
+        log.info("warm after %.1f s", time.perf_counter() - started_s)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of a prefix from one session's places to another's."""
+        self._ready().copy(source, target, length)
+
+    def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        """Run one pass; return for each feed the logits that it wants: [rows, vocab], in the model's dtype."""
+        pool, device = self._ready(), self._loaded.device
+        tokens: list[int] = []
+        segments: list[attention.Segment] = []
+        positions, places, wanted = [], [], []
+        for feed in feeds:
+            count, end = len(feed.tokens), feed.position + len(feed.tokens)
+            segments.append(attention.Segment(len(tokens), count, feed.start, end))
+            tokens += feed.tokens
+            positions.append(torch.arange(feed.position, end))
+            places.append(torch.arange(feed.start + feed.position, feed.start + end))
+            wanted.append(torch.arange(len(tokens) - feed.rows, len(tokens)))
+        pool.write_to(torch.cat(places))
+        keep = torch.cat(wanted) if any(feed.rows for feed in feeds) else torch.tensor([len(tokens) - 1])
+        arguments: dict[str, Any] = {self._cache_argument: pool, "use_cache": True, "segments": segments}
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = keep.to(device)
+        output = self._loaded.model(
+            input_ids=torch.tensor([tokens]).to(device),
+            position_ids=torch.cat(positions).unsqueeze(0).to(device),
+            **arguments,
+        )
+        logits = output.logits[0] if self._keeps_logits else output.logits[0, keep.to(device)]
+        # Columns past the vocabulary are padding of the weights.
+        logits = logits[:, : self._loaded.vocab_size]
+        return list(logits[: sum(feed.rows for feed in feeds)].split([feed.rows for feed in feeds]))
+
+    def _check(self, what: str) -> None:
+        """Feed the sample in pieces as two sessions would be fed, and compare.
+
+        Raises:
+            ModelLoadError: The logits are not those of the library.
+        """
+        ids = self._sample.tolist()
+        size = self._pool_size()
+        if size < 2 * len(ids):
+            ids = ids[: max(1, size // 2)]
+        half, second = len(ids) // 2, len(ids)
+        try:
+            parts = self.run([Feed(0, 0, ids[:half], half), Feed(second, 0, ids, len(ids))]) if half else []
+            # The rest of the first one, with some of what it has fed again after a crop.
+            again = max(0, half - 2)
+            parts += self.run([Feed(0, again, ids[again:], len(ids) - again)])
+        except attention.UnsupportedAttentionError as error:
+            raise self._refusal(str(error)) from error
+        positions = [*range(half), *(range(len(ids)) if half else ()), *range(again, len(ids))]
+        expected = self._expected[positions, : self._loaded.vocab_size].float()
+        difference = (torch.cat(parts).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
+        if not difference <= _TOLERANCE[self._loaded.model.dtype]:
+            raise self._refusal(f"{what}: logits differ from the library's by {difference:.2g} of the greatest")
+
+    def _pool_size(self) -> int:
+        return self._ready().size
+
+    def _ready(self) -> KvPool:
+        assert self._pool is not None, "prepare() comes first"
+        return self._pool
+
+    def _refusal(self, reason: str) -> ModelLoadError:
+        model = self._loaded.model
+        return ModelLoadError(f"{self._loaded.model_id} ({model.config.model_type}) cannot be served: {reason}")
