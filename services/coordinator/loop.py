@@ -44,6 +44,7 @@ class Rounds:
         """Yield rounds until one of them ends the answer.
 
         Raises:
+            TargetChangedError: Another model is the target now, and nothing has been decided yet.
             TargetUnavailableError: No target could be had in time.
             BadTargetRowError: The target sent a row, reached by the sequence, that is no distribution.
         """

@@ -46,6 +46,10 @@ class TargetFullError(TargetUnavailableError):
     """The targets that could be had have no room for another session."""
 
 
+class TargetChangedError(Exception):
+    """Another model is the target now, and the request has had nothing from the one that it was planned for."""
+
+
 class Drafter(Protocol):
     """Proposes tokens. Losing it costs time, never a token, so it never raises."""
 
@@ -69,6 +73,7 @@ class Verifier(Protocol):
         A lost worker is replaced behind this call: the request says where it starts, so another worker can answer it.
 
         Raises:
+            TargetChangedError: Another model is the target now, and this one has answered nothing yet.
             TargetUnavailableError: No worker could be had in time.
         """
         ...

@@ -17,12 +17,13 @@ from services.common.rpc.codec import encode_sampling
 from services.common.rpc.errors import Context, RpcError, status_of, statuses
 from services.common.specdec.acceptance import BadTargetRowError
 from services.common.specdec.types import Origin
+from services.coordinator.admission import Admission
 from services.coordinator.answer import Answer, Finish, Piece
 from services.coordinator.clients import DraftSession, TargetSession, session_start
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.loop import Rounds
 from services.coordinator.observe import Instruments, RequestObserver, tracer
-from services.coordinator.ports import TargetFullError, TargetUnavailableError
+from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError
 from services.coordinator.request import Target, check_request_id, plan
 from services.coordinator.stats import speculation_stats
 from services.coordinator.types import Plan, Round
@@ -53,13 +54,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._settings = settings
         self._workers = workers
         self._instruments = instruments
-        self._running = 0
+        self._admission = Admission(settings.max_requests, instruments)
 
     # A coroutine that writes, not a generator that yields: a generator suspended at a yield when the client cancels is
     # closed whenever it is collected, and the workers' sessions would stay open until then.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream the continuation of a prompt; see the proto for the contract."""
-        async with statuses(context) as call, self._admitted():
+        async with statuses(context) as call, self._admission.admitted():
             call.request_id = check_request_id(request.request_id)
             with _request_span(context, call.request_id) as span:
                 async with self._deadline(context):
@@ -67,10 +68,19 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     await self._generate(request, call.request_id, span, context)
 
     async def _generate(self, request: pb.GenerateRequest, request_id: str, span: Span, context: Context) -> None:
-        target = self._workers.target
-        if target is None:
-            raise RpcError(grpc.StatusCode.UNAVAILABLE, f"no target worker found yet at {self._settings.target}")
-        todo = await asyncio.to_thread(plan, request, request_id, target, self._settings)
+        while True:
+            target = self._workers.target
+            if target is None:
+                raise RpcError(grpc.StatusCode.UNAVAILABLE, f"no target worker found yet at {self._settings.target}")
+            todo = await asyncio.to_thread(plan, request, request_id, target, self._settings)
+            try:
+                await self._answer(todo, target, span, context)
+                return
+            except TargetChangedError as changed:
+                # Nothing has been decided yet: the new target's tokenizer and defaults make it another plan.
+                log.info("request %s: planned again, the target has changed: %s", request_id, changed)
+
+    async def _answer(self, todo: Plan, target: Target, span: Span, context: Context) -> None:
         answer = Answer(todo.stop, todo.max_tokens, target.codec.detokenizer(todo.prompt).push)
         rounds: list[Round] = []
         async with self._rounds(todo, answer, target, span) as running:
@@ -80,11 +90,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     if pieces := answer.take():
                         await context.write(pb.GenerateResponse(chunk=_chunk(pieces)))
             except TargetFullError as error:
-                raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+                full = grpc.StatusCode.RESOURCE_EXHAUSTED
+                raise RpcError(full, str(error), retry_after_s=self._admission.retry_after_s()) from error
             except TargetUnavailableError as error:
                 raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
             except BadTargetRowError as error:
-                told = f"the target's row {error} in round {len(rounds)}; request id {request_id}"
+                told = f"the target's row {error} in round {len(rounds)}; request id {todo.request_id}"
                 log.error(told)
                 raise RpcError(grpc.StatusCode.INTERNAL, told) from error
         await context.write(pb.GenerateResponse(result=_result(todo, answer, target, rounds, span)))
@@ -98,6 +109,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             verify_timeout_s=self._settings.verify_timeout_s,
             retry_s=self._settings.target_retry_s,
             on_lost=lambda: self._lost("target"),
+            is_current=lambda: self._workers.serves(target),
         )
         drafter: DraftSession | None = None
         if self._workers.draft_stub is not None:
@@ -121,21 +133,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def _lost(self, which: str) -> None:
         self._instruments.lost.add(1, {"worker": which})
         self._workers.recheck()
-
-    @contextlib.asynccontextmanager
-    async def _admitted(self) -> AsyncIterator[None]:
-        limit = self._settings.max_requests
-        if self._running >= limit:
-            raise RpcError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} requests are running, the limit (--max-requests)"
-            )
-        self._running += 1
-        self._instruments.running.add(1)
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._instruments.running.add(-1)
 
     @contextlib.asynccontextmanager
     async def _deadline(self, context: Context) -> AsyncIterator[None]:

@@ -21,6 +21,8 @@ class Call:
         row_bytes: Bytes of the rows received.
         model: What the worker serves.
         worker: Which worker answered; empty where none did.
+        batch_size: Sessions in the largest pass that the call shared.
+        reused_tokens: Positions of the prompt taken from another session's cache.
     """
 
     elapsed_s: float = 0.0
@@ -31,6 +33,8 @@ class Call:
     row_bytes: int = 0
     model: str = ""
     worker: str = ""
+    batch_size: int = 0
+    reused_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import OrderedDict
 
 import grpc
 
@@ -23,6 +24,7 @@ DRAFT_SERVICE = "paceline.v1.DraftService"
 _MISSING_S = 0.25
 _KNOWN_S = 5.0
 _CALL_S = 10.0
+_KNOWN_TARGETS = 4
 
 
 class Workers:
@@ -53,6 +55,8 @@ class Workers:
             self.draft_stub = draft_pb2_grpc.DraftServiceStub(channel(settings.draft, DRAFT_SERVICE))
         self.target: Target | None = None
         self.draft: worker_pb2.ModelInfo | None = None
+        # Those seen last: in a roll-out two models answer in turn, and a tokenizer takes a moment to build.
+        self._known: OrderedDict[bytes, Target] = OrderedDict()
         self._found = asyncio.Event()
         self._changed = asyncio.Event()
         self._judged = ""
@@ -67,6 +71,10 @@ class Workers:
     async def wait_for_target(self) -> None:
         """Wait until the first target has been found."""
         await self._found.wait()
+
+    def serves(self, target: Target) -> bool:
+        """Return whether new requests get this target."""
+        return self.target is not None and self.target.info.identity == target.info.identity
 
     def recheck(self) -> None:
         """Ask the workers again who they are, now: a stream to one of them was lost."""
@@ -91,18 +99,30 @@ class Workers:
         info = reply.model
         if self.target is not None and info.identity == self.target.info.identity:
             return
+        key = info.identity.SerializeToString(deterministic=True)
+        target = self._known.get(key) or await self._describe(info)
+        if target is None:
+            return
+        self._known[key] = target
+        self._known.move_to_end(key)
+        while len(self._known) > _KNOWN_TARGETS:
+            self._known.popitem(last=False)
+        self.target = target
+        log.info("target: %s %s on %s", info.identity.model_id, info.identity.dtype, info.worker_id)
+        self._found.set()
+
+    async def _describe(self, info: worker_pb2.ModelInfo) -> Target | None:
+        """Return a model with its tokenizer; None where the tokenizer that came is another model's."""
         files = await self.target_stub.GetTokenizer(target_pb2.GetTokenizerRequest(), timeout=_CALL_S)
         if files.identity != info.identity:
             # Two pods answered, of different models: in the middle of a roll-out. The next time they may agree.
             log.info("target: the tokenizer is another worker's than the model, asking again")
-            return
+            return None
         # Building a tokenizer takes a good part of a second.
         codec = await asyncio.to_thread(
             TextCodec, files.tokenizer_json, files.chat_template, dict(files.special_tokens)
         )
-        self.target = Target(info, codec, default_sampling(files.generation_config_json))
-        log.info("target: %s %s on %s", info.identity.model_id, info.identity.dtype, info.worker_id)
-        self._found.set()
+        return Target(info, codec, default_sampling(files.generation_config_json))
 
     async def _watch_draft(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> None:
         await self._found.wait()

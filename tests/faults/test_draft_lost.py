@@ -139,12 +139,32 @@ async def test_a_worker_that_answers_late_is_used_again() -> None:
     assert sum(row.draft_ms >= WAIT_S * 1e3 for row in rows(answer.result())) == 1
 
 
-async def test_drafts_that_have_come_are_used_when_the_rest_is_late() -> None:
-    draft = DraftScript(late_at=2, late_s=NEVER)
-    async with scripted_cluster(LAW, draft=draft, draft_timeout_s=0.3) as cluster:
-        reply = await cluster.generate(PROMPT, gamma=4, max_tokens=12, seed=3)
-    assert {row.proposed for row in rows(reply) if row.gamma >= 2} == {2}
-    assert all(row.degraded for row in rows(reply) if row.gamma > 2)
+@pytest.mark.parametrize("come", [1, 2])
+async def test_drafts_that_have_come_are_used_when_the_rest_is_late_and_waited_for_once(come: int) -> None:
+    draft = DraftScript(late_at=come, late_s=NEVER)
+    async with scripted_cluster(LAW, draft=draft, draft_timeout_s=WAIT_S) as cluster:
+        reply = await cluster.generate(PROMPT, gamma=4, max_tokens=30, seed=3)
+    first, *others = rows(reply)
+    assert first.proposed == come
+    assert first.draft_ms >= WAIT_S * 1e3
+    assert all(row.degraded for row in (first, *others) if row.gamma > come)
+    assert all(row.proposed == 0 for row in others)
+    assert sum(row.draft_ms for row in others) < WAIT_S * 1e3
+
+
+async def test_a_worker_that_pauses_between_two_drafts_is_used_again() -> None:
+    draft = DraftScript(late_at=1, late_s=2 * WAIT_S)
+    target = TargetScript(late_s=0.01)
+    async with scripted_cluster(LAW, draft=draft, target=target, draft_timeout_s=WAIT_S) as cluster:
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(cluster.generate(PROMPT, gamma=2, max_tokens=200, seed=3))
+            await until(lambda: cluster.draft.requests == 1, "it is asked")
+            cluster.draft.script = DraftScript()
+        streams = cluster.draft.streams
+    had = drafted(answer.result())
+    back = had.index(True, 1)
+    assert had == [True] + [False] * (back - 1) + [True] * (len(had) - back)
+    assert streams == 1
 
 
 class Sends(DraftScript):

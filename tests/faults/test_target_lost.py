@@ -275,7 +275,7 @@ async def test_a_coordinator_without_a_target_is_not_ready_until_it_finds_one() 
         await coordinator.start()
         try:
             async with grpc.aio.insecure_channel(coordinator.address) as channel:
-                late = Cluster(LAW, coordinator, cluster.draft, cluster.target, channel, _stub(channel))
+                late = Cluster(LAW, coordinator, cluster.draft, cluster.target, [], [], channel, _stub(channel))
                 error = await failure(late)
                 assert error.code() is STATUS.UNAVAILABLE
                 assert f"no target worker found yet at {cluster.target.address}" in (error.details() or "")

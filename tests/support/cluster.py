@@ -21,7 +21,7 @@ from services.common.specdec.types import SamplingParams
 from services.coordinator.app import Coordinator
 from services.coordinator.config import CoordinatorSettings
 from tests.support.laws import Law
-from tests.support.scripted import ScriptedDraft, ScriptedTarget
+from tests.support.scripted import ScriptedDraft, ScriptedTarget, ScriptedWorker
 from tests.support.scripts import DraftScript, TargetScript
 
 _OPTIONS = {"draft_timeout_s": 60.0, "shutdown_grace_s": 0.0, "max_requests": 1024}
@@ -69,6 +69,8 @@ class Cluster:
         coordinator: The real one, in this process.
         draft: Its script, its counts, its start and stop.
         target: The same.
+        spare_drafts: More drafts behind the same name.
+        spare_targets: The same.
         channel: To the coordinator.
         stub: On that channel.
     """
@@ -77,6 +79,8 @@ class Cluster:
     coordinator: Coordinator
     draft: ScriptedDraft
     target: ScriptedTarget
+    spare_drafts: Sequence[ScriptedDraft]
+    spare_targets: Sequence[ScriptedTarget]
     channel: grpc.aio.Channel
     stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub
 
@@ -139,6 +143,7 @@ async def scripted_cluster(
     draft_context_length: int = 4096,
     draft_address: str | None = None,
     wait_for_draft: bool = True,
+    spares: int = 0,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """Run the real coordinator with two scripted workers on free ports.
@@ -153,18 +158,23 @@ async def scripted_cluster(
         draft_address: Where the coordinator looks for the draft; by default where it is.
         wait_for_draft: Begin only when the coordinator uses the draft. It is asked by short requests, which the
             scripts see; they are honest until then.
+        spares: How many more workers of each kind there are; honest, and draining until told to `serve`.
         settings: Fields of `CoordinatorSettings`. By default nothing is ever late.
     """
     drafter = ScriptedDraft(law, context_length=draft_context_length)
     scorer = ScriptedTarget(law, eos_ids=eos_ids, context_length=context_length)
+    spare_drafts = [ScriptedDraft(law, context_length=draft_context_length) for _ in range(spares)]
+    spare_targets = [ScriptedTarget(law, eos_ids=eos_ids, context_length=context_length) for _ in range(spares)]
     async with contextlib.AsyncExitStack() as stack:
-        for worker in (drafter, scorer):
+        for worker in (drafter, scorer, *spare_drafts, *spare_targets):
             await worker.start()
             stack.push_async_callback(worker.stop)
+        for spare in (*spare_drafts, *spare_targets):
+            await spare.drain()
         addresses = {
             "listen": "127.0.0.1:0",
-            "draft": drafter.address if draft_address is None else draft_address,
-            "target": scorer.address,
+            "draft": _name(drafter, *spare_drafts) if draft_address is None else draft_address,
+            "target": _name(scorer, *spare_targets),
         }
         options = addresses | _OPTIONS | settings
         coordinator = Coordinator(CoordinatorSettings.model_validate(options))
@@ -173,13 +183,18 @@ async def scripted_cluster(
         await asyncio.wait_for(coordinator.wait_until_ready(), 30)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(coordinator.address))
         stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-        cluster = Cluster(law, coordinator, drafter, scorer, channel, stub)
+        cluster = Cluster(law, coordinator, drafter, scorer, spare_drafts, spare_targets, channel, stub)
         if wait_for_draft:
             await _wait_for_draft(cluster)
         drafter.script, scorer.script = draft or DraftScript(), target or TargetScript()
         for worker in (drafter, scorer):
             worker.requests = worker.forward_tokens = worker.streams = 0
         yield cluster
+
+
+def _name(*workers: ScriptedWorker) -> str:
+    """Return a gRPC name that all the workers are behind."""
+    return f"ipv4:{','.join(worker.address for worker in workers)}"
 
 
 async def _wait_for_draft(cluster: Cluster) -> None:

@@ -113,6 +113,17 @@ class ScriptedWorker:
         self.address = await self._server.listen()
         await self._server.ready()
 
+    async def serve(self) -> None:
+        """Take sessions again, after `drain`."""
+        assert self._server is not None
+        self._server.draining = False
+        await self._server.ready()
+
+    async def drain(self) -> None:
+        """Say that it is going to stop, and go on answering, as after SIGTERM."""
+        assert self._server is not None
+        await self._server.drain()
+
     async def stop(self) -> None:
         """Vanish: every stream breaks at once."""
         if self._server is not None:
@@ -152,6 +163,8 @@ class ScriptedWorker:
         return _Session(start, decode_sampling(start.sampling, SamplingParams()))
 
     async def _send(self, request: Any, reply: Any, context: Context) -> None:
+        assert self._server is not None
+        reply.draining = self._server.draining
         for sent in self.script.replies(request, reply):
             await context.write(sent)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
 
 from services.common.specdec.errors import CapacityError, InvalidFieldError, RequestError, WrongModelError
 
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_DETAILS = "grpc-status-details-bin"
 
 STATUS: dict[type[RequestError], grpc.StatusCode] = {
     InvalidFieldError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -23,9 +27,10 @@ STATUS: dict[type[RequestError], grpc.StatusCode] = {
 class RpcError(RequestError):
     """A refusal with a status of its own, raised where no domain error fits."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 def status_of(error: BaseException) -> grpc.StatusCode:
@@ -42,10 +47,30 @@ async def abort(context: Context, error: BaseException, request_id: str) -> NoRe
     caller gets INTERNAL with the request id to find them by.
     """
     if isinstance(error, RequestError):
-        await context.abort(status_of(error), str(error))
+        retry_after_s = error.retry_after_s if isinstance(error, RpcError) else None
+        trailers = () if retry_after_s is None else (_retry_info(status_of(error), str(error), retry_after_s),)
+        await context.abort(status_of(error), str(error), trailers)
     log.error("request %s failed", request_id, exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, f"internal error; the log has it under request id {request_id}")
     raise AssertionError("abort returned")
+
+
+def retry_after_s(trailing_metadata: Iterable[tuple[str, str | bytes]]) -> float | None:
+    """Return when the server says that it is worth trying again, if it says so (google.rpc.RetryInfo)."""
+    details = next((value for key, value in trailing_metadata if key == _DETAILS), b"")
+    status = status_pb2.Status.FromString(details if isinstance(details, bytes) else b"")
+    retry = error_details_pb2.RetryInfo()
+    found = any(detail.Unpack(retry) for detail in status.details)
+    return retry.retry_delay.ToTimedelta().total_seconds() if found else None
+
+
+def _retry_info(code: grpc.StatusCode, message: str, retry_after_s: float) -> tuple[str, bytes]:
+    """Return the trailer in which gRPC carries the details of a status."""
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromTimedelta(timedelta(seconds=retry_after_s))
+    status = status_pb2.Status(code=code.value[0], message=message)
+    status.details.add().Pack(retry)
+    return _DETAILS, status.SerializeToString()
 
 
 @dataclass

@@ -28,6 +28,9 @@ class Server:
 
     It listens before it serves, so that its port is known and its health can be asked while a model loads: NOT_SERVING
     until `ready`.
+
+    Attributes:
+        draining: It is going to stop: services say so in their replies, and go on answering.
     """
 
     def __init__(self, settings: ServerSettings, services: Sequence[str], receive_mib: int | None = None) -> None:
@@ -54,6 +57,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc)
         self.address = ""
+        self.draining = False
 
     async def listen(self) -> str:
         """Start to listen and print `LISTENING host:port`, the line that a parent process waits for.
@@ -79,9 +83,14 @@ class Server:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("serving on %s", self.address)
 
-    async def stop(self) -> None:
-        """Drain: NOT_SERVING first, a wait for traffic to leave, then let running streams finish within the grace."""
+    async def drain(self) -> None:
+        """Report NOT_SERVING, and have services tell the streams that they have to leave where they can."""
+        self.draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Drain, wait for traffic to turn away, then let running streams leave or finish within the grace."""
+        await self.drain()
         # stop() refuses new calls at once, so balancers have to be given the time to turn away before it.
         await asyncio.sleep(self._settings.drain_s)
         await self.grpc.stop(self._settings.shutdown_grace_s)

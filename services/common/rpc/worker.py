@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Generic, Literal, Protocol, TypeVar
 
 from opentelemetry import trace
 
@@ -14,6 +16,8 @@ from services.common.rpc.codec import decode_sampling
 from services.common.specdec.errors import InvalidFieldError, WrongModelError
 from services.common.specdec.types import SamplingParams
 
+# A coordinator sends one request after the other; what it sends on top of these waits in its own buffers.
+READ_AHEAD = 4
 _tracer = trace.get_tracer("paceline.worker")
 
 
@@ -80,15 +84,132 @@ class Received:
         forward.end(done_ns)
 
 
-def open_session(start: worker_pb2.SessionStart, has_start: bool, ours: worker_pb2.ModelIdentity) -> SamplingParams:
+class SessionRequest(telemetry.Traced, Protocol):
+    """A request of a session; the first one opens it."""
+
+    @property
+    def start(self) -> worker_pb2.SessionStart:
+        """What opens it."""
+        ...
+
+    def HasField(self, field_name: Literal["start"]) -> bool:  # noqa: N802
+        """Return whether it opens one."""
+        ...
+
+
+R = TypeVar("R", bound=SessionRequest)
+
+
+class Closeable(Protocol):
+    """A session at the engine."""
+
+    def close(self) -> None:
+        """Free what it holds. May be called again."""
+        ...
+
+
+S = TypeVar("S", bound=Closeable)
+
+
+class Lease(Generic[S]):
+    """A stream's session at the engine: opened by a request, given back while the stream is idle and when it ends."""
+
+    def __init__(self, open_session: Callable[[worker_pb2.SessionStart], Awaitable[S]]) -> None:
+        self._open = open_session
+        self._start: worker_pb2.SessionStart | None = None
+        self._session: S | None = None
+
+    async def session(self, request: SessionRequest) -> S:
+        """Return the session, opened anew where it has been given back; it then knows nothing of the text.
+
+        Raises:
+            InvalidFieldError: The first request of the stream does not say how to open it.
+        """
+        if self._session is None:
+            if request.HasField("start"):
+                self._start = worker_pb2.SessionStart()
+                self._start.CopyFrom(request.start)
+            if self._start is None:
+                raise InvalidFieldError("start", "unset", "set in the first message of a stream")
+            self._session = await self._open(self._start)
+        return self._session
+
+    def close(self) -> None:
+        """Give the session back. May be called again."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+class Inbox(Generic[R]):
+    """A stream's requests in order, a few of them read ahead, so that waiting for one can be given up.
+
+    `async with` it: a task reads.
+    """
+
+    def __init__(self, requests: AsyncIterator[R], idle_timeout_s: float, on_idle: Callable[[], None]) -> None:
+        """Begin with the `async with`.
+
+        Args:
+            requests: The stream.
+            idle_timeout_s: How long a stream may be silent,
+            on_idle: and what is done then; the stream goes on.
+        """
+        self._requests = requests
+        self._idle_timeout_s = idle_timeout_s
+        self._on_idle = on_idle
+        self._arrived: asyncio.Queue[tuple[R, Received] | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(READ_AHEAD)
+
+    async def __aenter__(self) -> Inbox[R]:
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.cancel()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing more has come yet."""
+        return self._arrived.empty()
+
+    def __aiter__(self) -> Inbox[R]:
+        return self
+
+    async def __anext__(self) -> tuple[R, Received]:
+        item = await self._next()
+        if item is None:
+            raise StopAsyncIteration
+        self._room.release()
+        return item
+
+    async def _next(self) -> tuple[R, Received] | None:
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                return await self._arrived.get()
+        except TimeoutError:
+            self._on_idle()
+        return await self._arrived.get()
+
+    async def _read(self) -> None:
+        try:
+            await self._room.acquire()
+            async for request in self._requests:
+                self._arrived.put_nowait((request, Received(request)))
+                await self._room.acquire()
+        finally:
+            self._arrived.put_nowait(None)
+
+
+def open_session(start: worker_pb2.SessionStart, ours: worker_pb2.ModelIdentity) -> SamplingParams:
     """Check the message that opens a session and return its sampling parameters.
 
     Raises:
-        InvalidFieldError: No session start, or sampling parameters out of range.
+        InvalidFieldError: Sampling parameters unset or out of range.
         WrongModelError: The request began with other weights.
     """
-    if not has_start:
-        raise InvalidFieldError("start", "unset", "set in the first message of a stream")
     if start.identity != ours:
         raise WrongModelError(
             f"the request began with {_shown(start.identity)}, this worker serves {_shown(ours)}: try another"

@@ -1,0 +1,209 @@
+"""A `Drafter` over gRPC: what is late or lost costs a round its drafts, and no round waits for it twice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import grpc
+from opentelemetry.trace import Span
+
+from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
+from services.common.rpc import telemetry
+from services.common.rpc.codec import decode_row
+from services.common.rpc.stream import Stream, StreamLostError
+from services.common.specdec.types import Draft
+from services.coordinator.clients.move import Move
+from services.coordinator.clients.session import Line, call_of
+from services.coordinator.ports import Proposal
+
+log = logging.getLogger(__name__)
+
+DraftLine: TypeAlias = Line[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse]
+
+
+@dataclass
+class _Arrivals:
+    """What has come of one Propose."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    timing: worker_pb2.WorkerTiming = field(default_factory=worker_pb2.WorkerTiming)
+    row_bytes: int = 0
+
+
+class DraftSession:
+    """A `Drafter` over gRPC. It never raises and never waits longer than its time limit.
+
+    A worker that let the time limit pass is not asked again until it has finished its answer: a stalled one costs one
+    wait and not one a round. A stream that broke, or whose worker drains, is replaced by one that is opened while the
+    rounds go on; a worker that drains is used until then.
+    """
+
+    def __init__(
+        self,
+        stub: draft_pb2_grpc.DraftServiceAsyncStub,
+        start: worker_pb2.SessionStart,
+        *,
+        info: Callable[[], worker_pb2.ModelInfo | None],
+        timeout_s: float,
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Make a session; the stream is opened by the first propose.
+
+        Args:
+            stub: The draft workers.
+            start: Opens the session at a worker; its identity is filled in from `info`.
+            info: Tells which draft fits the target now, None while none does.
+            timeout_s: A round waits this long for its drafts.
+            on_lost: Told of every lost stream.
+        """
+        self._stub = stub
+        self._start = start
+        self._info = info
+        self._timeout_s = timeout_s
+        self._on_lost = on_lost
+        self._line: DraftLine | None = None
+        self._was_opened = False
+        self._move: Move[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse] = Move()
+        self._unanswered: int | None = None
+
+    async def propose(self, round_index: int, committed: Sequence[int], gamma: int, span: Span) -> Proposal:
+        """Propose up to `gamma` tokens to follow `committed`; fewer, or none, where the worker is late or lost."""
+        info = self._info()
+        if info is None:
+            return Proposal(degraded="draft absent")
+        if info.context_length:
+            gamma = min(gamma, info.context_length - len(committed))
+        if gamma <= 0:
+            return Proposal(degraded="draft out of context")
+        started_s = time.perf_counter()
+        arrivals = _Arrivals()
+        degraded = ""
+        try:
+            line = await self._find_line(round_index, info)
+            if line is None:
+                return Proposal(degraded="draft lost")
+            if not self._has_caught_up(line):
+                return Proposal(degraded="draft late")
+            async with asyncio.timeout(self._timeout_s):
+                await self._ask(line, round_index, committed, gamma, span)
+                async for reply in self._replies(line, round_index, committed, gamma, span):
+                    _take(line, reply, arrivals)
+            if not line.draining:
+                self._move.succeeded()
+        except TimeoutError:
+            degraded = "draft late"
+            self._unanswered = round_index
+        except StreamLostError as lost:
+            degraded = "draft lost"
+            await self._drop(lost)
+        elapsed_s = time.perf_counter() - started_s
+        call = call_of(arrivals.timing, elapsed_s, arrivals.row_bytes, info.identity.model_id)
+        return Proposal(tuple(arrivals.drafts[:gamma]), call, degraded)
+
+    async def close(self) -> None:
+        """Free the session, at the worker too."""
+        line, self._line = self._line, None
+        try:
+            if line is not None:
+                await line.close()
+        finally:
+            await self._move.close()
+
+    async def _find_line(self, round_index: int, info: worker_pb2.ModelInfo) -> DraftLine | None:
+        """Return the line to use. Only the first is opened here: later ones are waited for by nobody."""
+        if not self._was_opened:
+            self._line, self._was_opened = self._new_line(info), True
+        elif self._line is None or self._line.draining:
+            elsewhere = self._move.taken()
+            if elsewhere is None:
+                self._move.begin(partial(self._open_elsewhere, round_index, info))
+            else:
+                left, self._line, self._unanswered = self._line, elsewhere, None
+                if left is not None:
+                    await left.close()
+        return self._line
+
+    def _new_line(self, info: worker_pb2.ModelInfo) -> DraftLine:
+        self._start.identity.CopyFrom(info.identity)
+        return Line(Stream(self._stub.Propose()), self._start)
+
+    async def _open_elsewhere(self, round_index: int, info: worker_pb2.ModelInfo) -> DraftLine:
+        """Open a line and have its worker answer a request for nothing."""
+        line = self._new_line(info)
+        try:
+            await self._send(line, draft_pb2.ProposeRequest(round=round_index))
+            while not (reply := await line.stream.receive(self._timeout_s)).done:
+                pass
+            if reply.draining:
+                raise StreamLostError(grpc.StatusCode.UNAVAILABLE, "that one drains too")
+        except BaseException:
+            await line.close()
+            raise
+        return line
+
+    async def _ask(self, line: DraftLine, round_index: int, committed: Sequence[int], gamma: int, span: Span) -> None:
+        request = draft_pb2.ProposeRequest(round=round_index, gamma=gamma)
+        telemetry.inject(span, request)
+        base, tokens = line.remote.plan(committed)
+        request.base_length = base
+        request.tokens[:] = tokens
+        await self._send(line, request)
+
+    async def _send(self, line: DraftLine, request: draft_pb2.ProposeRequest) -> None:
+        if line.start is not None:
+            request.start.CopyFrom(line.start)
+            line.start = None
+        await line.stream.send(request, self._timeout_s)
+
+    async def _replies(
+        self, line: DraftLine, round_index: int, committed: Sequence[int], gamma: int, span: Span
+    ) -> AsyncIterator[draft_pb2.ProposeResponse]:
+        """Yield this round's replies up to the last; stale ones of an earlier round are dropped."""
+        while True:
+            reply = await line.stream.receive(self._timeout_s)
+            line.draining |= reply.draining
+            if reply.round != round_index:
+                continue
+            if reply.HasField("known_length"):
+                line.remote.forget(reply.known_length)
+                await self._ask(line, round_index, committed, gamma, span)
+                continue
+            yield reply
+            if reply.done:
+                return
+
+    def _has_caught_up(self, line: DraftLine) -> bool:
+        """Return whether the worker has answered everything that it was asked, dropping answers that came too late."""
+        while self._unanswered is not None:
+            reply = line.stream.receive_nowait()
+            if reply is None:
+                return False
+            line.draining |= reply.draining
+            if reply.round == self._unanswered and (reply.done or reply.HasField("known_length")):
+                self._unanswered = None
+        return True
+
+    async def _drop(self, lost: StreamLostError) -> None:
+        log.warning("request %s: draft lost: %s", self._start.request_id, lost)
+        self._on_lost()
+        self._unanswered = None
+        self._move.hold_off()
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+
+
+def _take(line: DraftLine, reply: draft_pb2.ProposeResponse, arrivals: _Arrivals) -> None:
+    for draft in reply.drafts:
+        row = decode_row(draft.q)
+        arrivals.drafts.append(Draft(draft.token, row))
+        arrivals.row_bytes += row.nbytes
+        line.remote.append(draft.token)
+    if reply.done:
+        arrivals.timing = reply.timing

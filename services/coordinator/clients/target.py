@@ -1,0 +1,197 @@
+"""A `Verifier` over gRPC: one stream at a time, opened again wherever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import grpc
+from opentelemetry.trace import Span
+
+from paceline.v1 import target_pb2, target_pb2_grpc, worker_pb2
+from services.common.rpc import telemetry
+from services.common.rpc.codec import decode_row
+from services.common.rpc.stream import Stream, StreamLostError
+from services.common.specdec.types import Row
+from services.coordinator.clients.move import Move
+from services.coordinator.clients.session import Backoff, Line, call_of
+from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError, Verification
+
+log = logging.getLogger(__name__)
+
+TargetLine: TypeAlias = Line[target_pb2.VerifyRequest, target_pb2.VerifyResponse]
+
+# Statuses that another attempt, perhaps on another pod, cannot mend.
+_HOPELESS = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED})
+
+
+class TargetSession:
+    """A `Verifier` over gRPC.
+
+    A worker that drains is left between two rounds, once another has taken the text in; where there is none, the rounds
+    go on where they are.
+    """
+
+    def __init__(
+        self,
+        stub: target_pb2_grpc.TargetServiceAsyncStub,
+        start: worker_pb2.SessionStart,
+        *,
+        verify_timeout_s: float,
+        retry_s: float,
+        on_lost: Callable[[], None],
+        is_current: Callable[[], bool],
+    ) -> None:
+        """Make a session; the stream is opened by the first verify.
+
+        Args:
+            stub: The target workers.
+            start: Opens the session at a worker.
+            verify_timeout_s: A worker silent for this long is given up.
+            retry_s: How long a lost target is looked for.
+            on_lost: Told of every lost stream.
+            is_current: Whether the target that the request was planned for is still the one that new requests get.
+        """
+        self._stub = stub
+        self._start = start
+        self._verify_timeout_s = verify_timeout_s
+        self._retry_s = retry_s
+        self._on_lost = on_lost
+        self._is_current = is_current
+        self._line: TargetLine | None = None
+        self._move: Move[target_pb2.VerifyRequest, target_pb2.VerifyResponse] = Move()
+        self._has_answered = False
+
+    async def verify(
+        self, round_index: int, committed: Sequence[int], drafts: Sequence[int], span: Span
+    ) -> Verification:
+        """Return p after `committed` and after each draft, from this worker or, if it is lost, from another.
+
+        Raises:
+            TargetChangedError: Another model is the target now, and this session has had no answer yet.
+            TargetUnavailableError: No worker could be had within `retry_s`; a TargetFullError where there were workers.
+        """
+        started_s = time.perf_counter()
+        await self._leave_draining(round_index, committed)
+        backoff = Backoff()
+        give_up_s: float | None = None
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                rows, timing = await self._attempt(round_index, committed, drafts, span)
+                elapsed_s = time.perf_counter() - started_s
+                size = sum(row.nbytes for row in rows)
+                return Verification(rows, call_of(timing, elapsed_s, size, self._start.identity.model_id))
+            except StreamLostError as lost:
+                await self._drop(lost)
+                span.set_attribute("paceline.retries", attempts)
+                # From the loss on: a target that was silent for longer than this deserves another attempt too.
+                if give_up_s is None:
+                    give_up_s = time.monotonic() + self._retry_s
+                self._judge(lost, attempts, give_up_s)
+            await asyncio.sleep(backoff.step())
+
+    async def close(self) -> None:
+        """Free the session, at the worker too."""
+        line, self._line = self._line, None
+        try:
+            if line is not None:
+                await line.close()
+        finally:
+            await self._move.close()
+
+    def _judge(self, lost: StreamLostError, attempts: int, give_up_s: float) -> None:
+        """Raise what a loss means where another attempt could not, or should not, mend it."""
+        if lost.code in _HOPELESS:
+            raise RuntimeError(f"the target refuses what the coordinator sends: {lost}") from lost
+        if not self._has_answered and not self._is_current():
+            raise TargetChangedError(str(lost)) from lost
+        if time.monotonic() >= give_up_s:
+            full = lost.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            kind = TargetFullError if full else TargetUnavailableError
+            raise kind(f"no target worker after {attempts} attempts in {self._retry_s:g} s: {lost}") from lost
+
+    async def _attempt(
+        self, round_index: int, committed: Sequence[int], drafts: Sequence[int], span: Span
+    ) -> tuple[tuple[Row, ...], worker_pb2.WorkerTiming]:
+        if self._line is None:
+            self._line = self._new_line()
+        request = target_pb2.VerifyRequest(round=round_index, rows=len(drafts) + 1)
+        telemetry.inject(span, request)
+        reply = await self._ask(self._line, request, committed, drafts)
+        rows = tuple(decode_row(row) for row in reply.rows)
+        if len(rows) != len(drafts) + 1:
+            raise StreamLostError(grpc.StatusCode.INTERNAL, f"{len(rows)} rows came, {len(drafts) + 1} were asked for")
+        self._has_answered = True
+        return rows, reply.timing
+
+    def _new_line(self) -> TargetLine:
+        return Line(Stream(self._stub.Verify()), self._start)
+
+    async def _ask(
+        self, line: TargetLine, request: target_pb2.VerifyRequest, committed: Sequence[int], drafts: Sequence[int]
+    ) -> target_pb2.VerifyResponse:
+        """Return the reply, having sent the worker what it says it lacks."""
+        reply = await self._exchange(line, request, committed, drafts)
+        if reply.HasField("known_length"):
+            line.remote.forget(reply.known_length)
+            reply = await self._exchange(line, request, committed, drafts)
+        line.draining = reply.draining
+        return reply
+
+    async def _exchange(
+        self, line: TargetLine, request: target_pb2.VerifyRequest, committed: Sequence[int], drafts: Sequence[int]
+    ) -> target_pb2.VerifyResponse:
+        """Send what the worker does not have yet and return its reply."""
+        # The last `rows` tokens have to be fed in any case, for their rows to be computed.
+        base, tokens = line.remote.plan(committed, drafts, feed_at_least=request.rows)
+        request.base_length = base
+        request.tokens[:] = tokens
+        if line.start is None:
+            request.ClearField("start")
+        else:
+            request.start.CopyFrom(line.start)
+            line.start = None
+        await line.stream.send(request, self._verify_timeout_s)
+        try:
+            while (reply := await line.stream.receive(self._verify_timeout_s)).round != request.round:
+                pass
+        except TimeoutError:
+            raise StreamLostError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {self._verify_timeout_s:g} s"
+            ) from None
+        return reply
+
+    async def _leave_draining(self, round_index: int, committed: Sequence[int]) -> None:
+        if self._line is None or not self._line.draining:
+            return
+        elsewhere = self._move.taken()
+        if elsewhere is None:
+            self._move.begin(partial(self._open_elsewhere, round_index, list(committed)))
+            return
+        log.info("request %s: moved to another target", self._start.request_id)
+        left, self._line = self._line, elsewhere
+        await left.close()
+
+    async def _open_elsewhere(self, round_index: int, committed: Sequence[int]) -> TargetLine:
+        """Open a line and have its worker take the text in. The row that it answers with is of no use."""
+        line = self._new_line()
+        try:
+            reply = await self._ask(line, target_pb2.VerifyRequest(round=round_index, rows=1), committed, ())
+            if reply.draining:
+                raise StreamLostError(grpc.StatusCode.UNAVAILABLE, "that one drains too")
+        except BaseException:
+            await line.close()
+            raise
+        self._move.succeeded()
+        return line
+
+    async def _drop(self, lost: StreamLostError) -> None:
+        log.warning("request %s: target lost: %s", self._start.request_id, lost)
+        self._on_lost()
+        await self.close()
