@@ -44,8 +44,8 @@ class _First(nn.Module):
         self.parts: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self._project(x)
-        first, *self.parts = projected.split(self._sizes, dim=-1)
+        first: torch.Tensor
+        first, *self.parts = self._project(x).split(self._sizes, dim=-1)
         self.input = x
         return first
 
