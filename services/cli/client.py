@@ -11,6 +11,7 @@ import grpc
 
 from paceline.v1 import coordinator_pb2, coordinator_pb2_grpc
 from services.common.rpc.channel import open_channel
+from services.common.rpc.errors import retry_after_s
 
 SERVICE = "paceline.v1.CoordinatorService"
 _REQUEST_ID = "paceline-request-id"
@@ -94,4 +95,5 @@ def _explain(error: grpc.aio.AioRpcError, address: str, deadline_s: float | None
         )
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s is not None:
         return f"DEADLINE_EXCEEDED: the answer took longer than --deadline, {deadline_s:g} s"
-    return f"{error.code().name}: {details}"
+    again_s = retry_after_s(error.trailing_metadata() or ())
+    return f"{error.code().name}: {details}" + (f"; try again in {again_s:.2g} s" if again_s is not None else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc
+from services.common.rpc.errors import RpcError, retry_after_s
+from services.coordinator.admission import Admission
 from services.coordinator.clients import TargetSession
+from services.coordinator.observe import Instruments
 from tests.faults.waiting import until, until_free
 from tests.support.cluster import Cluster, scripted_cluster
 from tests.support.laws import close_law
@@ -36,6 +40,29 @@ async def failure(cluster: Cluster, timeout_s: float | None = 30, **fields: Any)
     return caught.value
 
 
+def test_what_a_refused_client_is_told_follows_the_requests_that_end() -> None:
+    """A place is free when one of those that run ends: the time of one, shared by all."""
+
+    async def run() -> list[float]:
+        admission = Admission(4, Instruments())
+        told = [admission.retry_after_s()]
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(3):
+                await stack.enter_async_context(admission.admitted())
+            admission._learn(6.0)
+            told.append(admission.retry_after_s())
+            admission._learn(16.0)
+            told.append(admission.retry_after_s())
+            await stack.enter_async_context(admission.admitted())
+            told.append(admission.retry_after_s())
+            with pytest.raises(RpcError) as refused:
+                await stack.enter_async_context(admission.admitted())
+            assert refused.value.retry_after_s == told[-1]
+        return told
+
+    assert asyncio.run(run()) == pytest.approx([1.0, 2.0, 7 / 3, 7 / 4])
+
+
 async def test_more_requests_than_may_run_are_refused() -> None:
     async with scripted_cluster(LAW, target=SLOW, max_requests=2, wait_for_draft=False) as cluster:
         running = [cluster.stub.Generate(request(), timeout=60) for _ in range(2)]
@@ -44,6 +71,8 @@ async def test_more_requests_than_may_run_are_refused() -> None:
         error = await failure(cluster)
         assert error.code() is STATUS.RESOURCE_EXHAUSTED
         assert error.details() == "2 requests are running, the limit (--max-requests)"
+        # No request has ended yet, so nobody knows.
+        assert retry_after_s(error.trailing_metadata() or ()) == 1.0
         for call in running:
             await anext(aiter(call))
         # One that leaves makes room, and so does one that fails.

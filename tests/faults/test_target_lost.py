@@ -14,8 +14,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import target_pb2
 from services.common.rpc.codec import encode_row
+from services.common.rpc.errors import retry_after_s
 from services.common.specdec.types import Row
 from services.coordinator.app import Coordinator
 from services.coordinator.config import CoordinatorSettings
@@ -247,6 +249,48 @@ async def test_a_full_target_is_asked_again_and_then_said_to_be_full() -> None:
         assert (await cluster.generate(PROMPT, **REQUEST)).tokens
     assert error.code() is STATUS.RESOURCE_EXHAUSTED
     assert asked >= 3
+    told_s = retry_after_s(error.trailing_metadata() or ())
+    assert told_s is not None
+    assert 0.1 <= told_s <= 60
+
+
+@pytest.mark.parametrize("request_number", [1, 5])
+async def test_a_full_target_is_left_for_another(request_number: int, undisturbed: Reply) -> None:
+    full = TargetScript(die_on=range(request_number, 10_000), die_as=STATUS.RESOURCE_EXHAUSTED)
+    async with scripted_cluster(LAW, spares=1) as cluster:
+        (spare,) = cluster.spare_targets
+        await spare.serve()
+        cluster.target.script = full
+        # Whichever is asked first: of two answers at least one begins at the full one.
+        replies = [await cluster.generate(PROMPT, **REQUEST) for _ in range(2)]
+        assert cluster.target.requests >= request_number
+    for reply in replies:
+        check_same(reply, undisturbed)
+
+
+async def test_a_target_that_changes_before_the_first_round_is_planned_for_anew() -> None:
+    """Another model takes over between the coordinator's last look and the first Verify: no waiting, no mixing."""
+    async with scripted_cluster(LAW) as cluster:
+        cluster.target.info.identity.weights_hash = "other-weights"
+        cluster.target.info.eos_token_ids[:] = [2]
+        began_s = time.monotonic()
+        reply = await cluster.generate(PROMPT, **REQUEST | {"stop": pb.StopConditions(), "max_tokens": 400})
+        took_s = time.monotonic() - began_s
+        await until_free(cluster)
+    assert reply.result.target.weights_hash == "other-weights"
+    # What depends on the model is the new one's: its eos is 2, the first had none.
+    assert reply.tokens[-1] == 2
+    assert reply.result.finish_reason == pb.FINISH_REASON_EOS
+    assert took_s < 10, "a lost target is looked for for 30 s"
+
+
+async def test_a_prompt_that_the_new_target_cannot_take_is_refused_in_its_words() -> None:
+    async with scripted_cluster(LAW) as cluster:
+        cluster.target.info.identity.weights_hash = "other-weights"
+        cluster.target.info.context_length = 5
+        error = await failure(cluster)
+    assert error.code() is STATUS.INVALID_ARGUMENT
+    assert "max_tokens is 30: must be 1 to 1" in (error.details() or "")
 
 
 @pytest.mark.parametrize("code", [STATUS.INVALID_ARGUMENT, STATUS.UNIMPLEMENTED])
