@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
-from services.common.engine.executor import PassExecutor
+from tests.support.engines import StartEngine, engines
 
 
 @pytest.fixture
-def executor() -> Iterator[PassExecutor]:
-    executor = PassExecutor()
-    yield executor
-    executor.close()
+async def start_engine() -> AsyncIterator[StartEngine]:
+    async with engines() as start:
+        yield start
