@@ -72,9 +72,9 @@ class ModelProposeSession:
                 return None, None
             token = sample(q, uniform(self._seed, round_index, offset, Purpose.DRAFT))
             offset += 1
-            return Draft(token, q), token if offset < count else None
+            return Draft(token, q), token
 
-        drafting = self._model.generate(base_length, tokens, draw)
+        drafting = self._model.generate(base_length, tokens, count, draw)
         async with contextlib.aclosing(drafting):
             async for draft, timing in drafting:
                 self.timing = timing

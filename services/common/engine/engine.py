@@ -273,8 +273,7 @@ class Engine:
             return
         with self._changed:
             work.spent(time.perf_counter() - started_s)
-            if token is not None and work.session.lease is not None:
-                work.go_on(token)
+            if token is not None and work.session.lease is not None and work.append(token):
                 return
             self._waiting.remove(work)
         work.finish()

@@ -64,17 +64,19 @@ class ModelSession:
         return results[0], work.timing
 
     async def generate(
-        self, base_length: int, tokens: Sequence[int], draw: Callable[[torch.Tensor], tuple[T, int | None]]
+        self, base_length: int, tokens: Sequence[int], count: int, draw: Callable[[torch.Tensor], tuple[T, int | None]]
     ) -> AsyncGenerator[tuple[T, PassTiming], None]:
         """Keep `base_length` tokens, append `tokens`, then draw tokens one by one, each fed in the pass after.
 
-        The next pass does not wait for the consumer; when the generator is closed, no more is drawn.
+        The next pass does not wait for the consumer; when the generator is closed, no more is drawn. What was drawn is
+        part of the sequence, the last token too, which is not fed.
 
         Args:
             base_length: Tokens of the sequence to keep.
             tokens: The ones that follow.
-            draw: Makes of the logits [1, vocab] an item to yield, and the token to append and feed next; None for the
-                last one. On the engine's thread.
+            count: Most tokens to draw.
+            draw: Makes of the logits [1, vocab] an item to yield, and the token to append; None is none, and no more
+                is drawn. On the engine's thread.
 
         Raises:
             As `evaluate`.
@@ -87,7 +89,7 @@ class ModelSession:
             loop.call_soon_threadsafe(items.put_nowait, (item,))
             return token
 
-        work = self._submit(base_length, tokens, 1, step)
+        work = self._submit(base_length, tokens, 1, step, count)
         work.done.add_done_callback(lambda _: items.put_nowait(None))
         try:
             while (item := await items.get()) is not None:
@@ -104,7 +106,12 @@ class ModelSession:
             self._engine.end(lease)
 
     def _submit(
-        self, base_length: int, tokens: Sequence[int], rows: int, step: Callable[[torch.Tensor], int | None]
+        self,
+        base_length: int,
+        tokens: Sequence[int],
+        rows: int,
+        step: Callable[[torch.Tensor], int | None],
+        steps: int = 1,
     ) -> Work:
         limit = self._engine.vocab_size
         if tokens and not (min(tokens) >= 0 and max(tokens) < limit):
@@ -114,6 +121,6 @@ class ModelSession:
             raise InvalidFieldError(
                 "base_length + tokens", total, f"at most {self.capacity}, what the session reserved"
             )
-        work = Work(self, base_length, tokens, rows, step)
+        work = Work(self, base_length, tokens, rows, step, steps)
         self._engine.submit(work)
         return work

@@ -28,7 +28,7 @@ class Work:
     Attributes:
         session: Whose sequence it extends.
         rows: Logits are wanted after each of its last `rows` tokens.
-        step: Takes those logits; returns the token to append and feed next, None when there is none.
+        step: Takes those logits; returns the token to append, None when there is none and the request is done.
         done: Resolved in the event loop of the request when its last step is done, or with what went wrong.
         cancelled: Nobody waits any more; no further pass is run for it.
         begun: Its tokens are in the session's sequence.
@@ -43,6 +43,7 @@ class Work:
         tokens: Sequence[int],
         rows: int,
         step: Callable[[torch.Tensor], int | None],
+        steps: int = 1,
     ) -> None:
         self.session = session
         self.rows = rows
@@ -55,6 +56,7 @@ class Work:
         self.done: asyncio.Future[None] = self.loop.create_future()
         self._base_length = base_length
         self._tokens = tokens
+        self._steps = steps
         self._submitted_s = time.perf_counter()
 
     @property
@@ -110,10 +112,12 @@ class Work:
         """Add to the time in passes."""
         self.timing = dataclasses.replace(self.timing, forward_s=self.timing.forward_s + seconds)
 
-    def go_on(self, token: int) -> None:
-        """Append a token that was drawn; it is fed in the next pass."""
+    def append(self, token: int) -> bool:
+        """Append a token that was drawn; return whether it is fed in the next pass, for there is a step to come."""
         self.lease.sequence.tokens.append(token)
+        self._steps -= 1
         self.pending, self.rows = 1, 1
+        return self._steps > 0
 
     def finish(self, error: Exception | None = None) -> None:
         """Resolve `done`, from whatever thread."""
