@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.engine.executor import PassExecutor
-from services.common.engine.model import LoadedModel, LoadOptions, load_model
+from services.common.engine.admission import AdmissionLimits
+from services.common.engine.engine import Engine
 from services.common.engine.processors import distributions
+from services.common.engine.scheduler import PassLimits
 from services.common.specdec.errors import CapacityError, InvalidFieldError, UnknownPrefixError
 from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
 from services.common.specdec.types import Draft, SamplingParams
 from services.draft_worker.model_proposer import ModelProposer, ModelProposeSession
+from tests.support.engines import Library, StartEngine, held, load, recorded_passes
 from tests.support.models import VOCAB, make_tiny_llama
 
 PLAIN = SamplingParams()
@@ -25,14 +27,28 @@ PROMPT = list(range(2, 22))
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = make_tiny_llama(tmp_path_factory.mktemp("models") / "draft", context=64)
-    return load_model(LoadOptions(str(folder), dtype="float32", device="cpu"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "draft", context=64)
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> Library:
+    return Library(folder)
 
 
 @pytest.fixture
-def proposer(loaded: LoadedModel, executor: PassExecutor) -> ModelProposer:
-    return ModelProposer(loaded, executor, max_sessions=3, prefill_chunk=8)
+async def engine(folder: Path, start_engine: StartEngine) -> Engine:
+    return await start_engine(folder, passes=PassLimits(prefill_chunk=8), admission=AdmissionLimits(8, 0))
+
+
+@pytest.fixture
+def proposer(engine: Engine) -> ModelProposer:
+    return ModelProposer(engine)
+
+
+def law(library: Library, text: list[int], params: SamplingParams) -> np.ndarray:
+    (row,) = distributions(library.logits(text, 1), params)
+    return row.dense(VOCAB)
 
 
 async def propose(
@@ -45,7 +61,7 @@ async def propose(
 
 @pytest.mark.parametrize("params", [PLAIN, FILTERED, SamplingParams(0.0)])
 async def test_the_reported_q_is_what_the_token_was_sampled_from(
-    loaded: LoadedModel, proposer: ModelProposer, params: SamplingParams
+    library: Library, proposer: ModelProposer, params: SamplingParams
 ) -> None:
     session = await proposer.open(params, seed=9, prompt_length=20, max_new_tokens=40)
     drafts = await propose(session, 5, 0, PROMPT, gamma=6)
@@ -53,10 +69,7 @@ async def test_the_reported_q_is_what_the_token_was_sampled_from(
     text = list(PROMPT)
     for offset, draft in enumerate(drafts):
         assert draft.token == sample(draft.q, uniform(9, 5, offset, Purpose.DRAFT))
-        with torch.inference_mode():
-            logits = loaded.model(torch.tensor([text]), use_cache=False).logits[0, -1:]
-            (expected,) = distributions(logits, params)
-        np.testing.assert_allclose(draft.q.dense(VOCAB), expected.dense(VOCAB), atol=1e-5)
+        np.testing.assert_allclose(draft.q.dense(VOCAB), law(library, text, params), atol=1e-5)
         text.append(draft.token)
 
 
@@ -95,16 +108,13 @@ async def test_nothing_is_fed_twice(proposer: ModelProposer) -> None:
     assert session.timing.forward_tokens == 1
 
 
-async def test_a_consumer_that_stops_leaves_a_session_that_works(loaded: LoadedModel, proposer: ModelProposer) -> None:
+async def test_a_consumer_that_stops_leaves_a_session_that_works(library: Library, proposer: ModelProposer) -> None:
     session = await proposer.open(PLAIN, 1, 20, 40)
     drafts = session.propose(0, 0, PROMPT, 8)
     (first,) = await anext(drafts)
     await drafts.aclose()
     (second,) = await propose(session, 1, 21, [], gamma=1)
-    with torch.inference_mode():
-        logits = loaded.model(torch.tensor([[*PROMPT, first.token]]), use_cache=False).logits[0, -1:]
-        (expected,) = distributions(logits, PLAIN)
-    np.testing.assert_allclose(second.q.dense(VOCAB), expected.dense(VOCAB), atol=1e-5)
+    np.testing.assert_allclose(second.q.dense(VOCAB), law(library, [*PROMPT, first.token], PLAIN), atol=1e-5)
 
 
 async def test_a_consumer_cancelled_in_mid_pass_leaves_a_session_that_works(proposer: ModelProposer) -> None:
@@ -152,21 +162,55 @@ async def test_errors_change_nothing(proposer: ModelProposer) -> None:
     assert len(await propose(session, 1, 21, [3], gamma=1)) == 1
 
 
-async def test_sessions_are_limited_and_freed(proposer: ModelProposer) -> None:
-    first, *_ = [await proposer.open(PLAIN, 1, 5, 5) for _ in range(3)]
-    with pytest.raises(CapacityError, match="all 3 sessions"):
+async def test_proposals_with_different_gammas_share_passes_step_by_step(
+    proposer: ModelProposer, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gammas = [1, 3, 5, 2]
+    prompts = [[10 + i, *range(2, 5 + i)] for i in range(4)]
+
+    async def drafts_of(i: int) -> list[Draft]:
+        session = await proposer.open(PLAIN, seed=i, prompt_length=10, max_new_tokens=20)
+        drafts = await propose(session, 3, 0, prompts[i], gammas[i])
+        session.close()
+        return drafts
+
+    alone = [await drafts_of(i) for i in range(4)]
+    hold, holding = await held(await engine.open(1))
+    passes = recorded_passes(engine, monkeypatch)
+    together = [asyncio.create_task(drafts_of(i)) for i in range(4)]
+    while engine.queue < 5:
+        await asyncio.sleep(0)
+    hold.release()
+    await holding
+    for first, drafts in zip(alone, await asyncio.gather(*together), strict=True):
+        assert [draft.token for draft in drafts] == [draft.token for draft in first]
+        for one, other in zip(first, drafts, strict=True):
+            np.testing.assert_allclose(one.q.dense(VOCAB), other.q.dense(VOCAB), atol=1e-5)
+    # The prompts' 3 + 4 + 5 + 6 positions, 8 of them a pass without logits; from then on one position each.
+    assert len(passes) <= max(gammas) + 1
+    assert sum(len(feed.tokens) for feeds in passes for feed in feeds) == sum(map(len, prompts)) + sum(
+        gamma - 1 for gamma in gammas
+    )
+    assert max(len(feeds) for feeds in passes) >= 3
+
+
+async def test_sessions_are_limited_and_freed(proposer: ModelProposer, engine: Engine) -> None:
+    first, *_ = [await proposer.open(PLAIN, 1, 5, 5) for _ in range(8)]
+    with pytest.raises(CapacityError, match=r"8 of 8 sessions \(--max-sessions\)"):
         await proposer.open(PLAIN, 1, 5, 5)
     first.close()
     first.close()
-    assert proposer.sessions_open == 2
+    assert engine.memory.sessions == 7
+    await proposer.open(PLAIN, 1, 5, 5)
 
 
 async def test_a_broken_model_proposes_nothing(
-    tmp_path: Path, executor: PassExecutor, caplog: pytest.LogCaptureFixture
+    folder: Path, start_engine: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = load_model(LoadOptions(str(make_tiny_llama(tmp_path / "nan")), dtype="float32", device="cpu"))
+    broken = load(folder)
+    engine = await start_engine(broken)
     with torch.no_grad():
         broken.model.model.norm.weight.fill_(float("nan"))
-    session = await ModelProposer(broken, executor, max_sessions=1).open(PLAIN, 1, 20, 20)
+    session = await ModelProposer(engine).open(PLAIN, 1, 20, 20)
     assert await propose(session, 0, 0, PROMPT, gamma=4) == []
     assert "not finite after 20 tokens" in caplog.text

@@ -3,54 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from services.common.engine.executor import PassExecutor
-from services.common.engine.model import LoadedModel, LoadOptions, load_model
+from services.common.engine.admission import AdmissionLimits
+from services.common.engine.engine import Engine
+from services.common.engine.prefixes import BLOCK
 from services.common.engine.processors import distributions
-from services.common.engine.session import SessionClosedError
+from services.common.engine.scheduler import PassLimits
+from services.common.engine.work import SessionClosedError
 from services.common.specdec.errors import CapacityError, InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import SamplingParams
 from services.target_worker.verifier import Verifier
+from tests.support.engines import Library, StartEngine, held, load
 from tests.support.models import VOCAB, make_tiny_llama
 
 PLAIN = SamplingParams()
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = make_tiny_llama(tmp_path_factory.mktemp("models") / "target", context=100)
-    return load_model(LoadOptions(str(folder), dtype="float32", device="cpu"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "target", context=100)
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> Library:
+    return Library(folder)
 
 
 @pytest.fixture
-def verifier(loaded: LoadedModel, executor: PassExecutor) -> Verifier:
-    return Verifier(loaded, executor, max_sessions=2, prefill_chunk=16)
+async def engine(folder: Path, start_engine: StartEngine) -> Engine:
+    return await start_engine(folder, passes=PassLimits(prefill_chunk=16), admission=AdmissionLimits(3, 0))
 
 
-def law(loaded: LoadedModel, text: list[int], rows: int, params: SamplingParams) -> list[np.ndarray]:
-    with torch.inference_mode():
-        logits = loaded.model(torch.tensor([text]), use_cache=False).logits[0, -rows:]
-        return [row.dense(VOCAB) for row in distributions(logits, params)]
+@pytest.fixture
+def verifier(engine: Engine) -> Verifier:
+    return Verifier(engine)
+
+
+def law(library: Library, text: list[int], rows: int, params: SamplingParams) -> list[np.ndarray]:
+    return [row.dense(VOCAB) for row in distributions(library.logits(text, rows), params)]
 
 
 @pytest.mark.parametrize("params", [PLAIN, SamplingParams(0.7, 20, 0.9, 0.01)])
 async def test_rows_are_the_law_after_each_of_the_last_tokens(
-    loaded: LoadedModel, verifier: Verifier, params: SamplingParams
+    library: Library, verifier: Verifier, params: SamplingParams
 ) -> None:
     session = await verifier.open(params, prompt_length=20, max_new_tokens=30)
     prompt = list(range(2, 22))
     answer = await session.verify(0, [*prompt, 30, 31], rows=3)
-    for row, expected in zip(answer.rows, law(loaded, [*prompt, 30, 31], 3, params), strict=True):
+    for row, expected in zip(answer.rows, law(library, [*prompt, 30, 31], 3, params), strict=True):
         np.testing.assert_allclose(row.dense(VOCAB), expected, atol=1e-5)
     # 30 was kept, 31 rejected and replaced by 40.
     answer = await session.verify(21, [40, 41, 42], rows=3)
-    for row, expected in zip(answer.rows, law(loaded, [*prompt, 30, 40, 41, 42], 3, params), strict=True):
+    for row, expected in zip(answer.rows, law(library, [*prompt, 30, 40, 41, 42], 3, params), strict=True):
         np.testing.assert_allclose(row.dense(VOCAB), expected, atol=1e-5)
 
 
@@ -108,45 +117,64 @@ async def test_bad_requests(verifier: Verifier) -> None:
     assert (await session.verify(0, [1] * 15, 1)).timing.forward_tokens == 15
 
 
-async def test_a_text_that_does_not_fit_in_the_context(verifier: Verifier) -> None:
-    with pytest.raises(InvalidFieldError, match=r"prompt_length \+ max_new_tokens is 101: must be at most 100"):
+async def test_a_text_that_does_not_fit_in_the_context(verifier: Verifier, engine: Engine) -> None:
+    with pytest.raises(InvalidFieldError, match=r"max_new_tokens is 101: must be 1 to 100, the target's context"):
         await verifier.open(PLAIN, 90, 11)
-    assert verifier.sessions_open == 0
+    with pytest.raises(InvalidFieldError, match="is 0: must be 1 to 100"):
+        await verifier.open(PLAIN, 0, 0)
+    assert engine.memory.sessions == 0
     await verifier.open(PLAIN, 90, 10)
 
 
-async def test_sessions_are_limited_and_freed(verifier: Verifier) -> None:
-    first, _ = await verifier.open(PLAIN, 1, 1), await verifier.open(PLAIN, 1, 1)
-    with pytest.raises(CapacityError, match="all 2 sessions"):
+async def test_sessions_are_limited_and_freed(verifier: Verifier, engine: Engine) -> None:
+    first, *_ = [await verifier.open(PLAIN, 1, 1) for _ in range(3)]
+    with pytest.raises(CapacityError, match=r"3 of 3 sessions \(--max-sessions\)"):
         await verifier.open(PLAIN, 1, 1)
     first.close()
     first.close()
-    assert verifier.sessions_open == 1
+    assert engine.memory.sessions == 2
     await verifier.open(PLAIN, 1, 1)
 
 
-async def test_a_closed_session_leaves_the_queue(verifier: Verifier, executor: PassExecutor) -> None:
-    release = threading.Event()
-    busy = asyncio.create_task(executor.run(release.wait))
+async def test_a_closed_session_leaves_the_queue(verifier: Verifier, engine: Engine) -> None:
+    hold, holding = await held(await engine.open(1))
     session = await verifier.open(PLAIN, 10, 5)
     waiting = asyncio.create_task(session.verify(0, [1, 2], 1))
     await asyncio.sleep(0)
     session.close()
-    release.set()
-    await busy
+    hold.release()
+    await holding
     with pytest.raises(SessionClosedError):
         await waiting
+    with pytest.raises(SessionClosedError):
+        await session.verify(0, [1, 2], 1)
 
 
-async def test_nan_weights_come_out_as_bad_rows(tmp_path: Path, executor: PassExecutor) -> None:
-    broken = load_model(LoadOptions(str(make_tiny_llama(tmp_path / "nan")), dtype="float32", device="cpu"))
+async def test_nan_weights_come_out_as_bad_rows(folder: Path, start_engine: StartEngine) -> None:
+    broken = load(folder)
+    engine = await start_engine(broken)
     with torch.no_grad():
         broken.model.model.norm.weight.fill_(float("nan"))
     for params in (SamplingParams(0.0), PLAIN):
-        answer = await (await Verifier(broken, executor, max_sessions=1).open(params, 10, 5)).verify(0, [1, 2], 2)
+        session = await Verifier(engine).open(params, 10, 5)
+        answer = await session.verify(0, [1, 2], 2)
         assert all(np.isnan(row.weights).any() for row in answer.rows)
 
 
-async def test_warm_up_leaves_no_session_open(verifier: Verifier) -> None:
-    await verifier.warm_up()
-    assert verifier.sessions_open == 0
+async def test_the_timing_says_who_shared_the_pass_and_what_was_reused(verifier: Verifier, engine: Engine) -> None:
+    hold, holding = await held(await engine.open(1))
+    prompt = list(range(2, 52))
+    sessions = [await verifier.open(PLAIN, 60, 0) for _ in range(2)]
+    asked = [asyncio.create_task(sessions[i].verify(0, [*prompt, i, i], 2)) for i in range(2)]
+    await asyncio.sleep(0)
+    hold.release()
+    await holding
+    first, second = [answer.timing for answer in await asyncio.gather(*asked)]
+    assert (first.forward_tokens, first.reused_tokens) == (52, 0)
+    # It waits for the first one's chunks as long as there is a block to be gained by it.
+    assert 50 - BLOCK < second.reused_tokens <= 50
+    assert second.forward_tokens == 52 - second.reused_tokens
+    alone = (await sessions[0].verify(52, [7], 1)).timing
+    assert alone.batch_size == 1
+    assert alone.queue_s >= 0
+    assert alone.forward_s > 0
