@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from bench import coordinator
 from bench.machine import commit, machine, versions
 from bench.measure import MODES, Question, Run, measure, warm_up
 from bench.progress import run_progress
@@ -36,17 +37,20 @@ _HOME = "PACELINE_HOME"
 _SERVICE = "paceline.v1.CoordinatorService"
 
 
-@click.command()
+@click.group(invoke_without_command=True)
+@click.pass_context
 @click.option("--repeats", type=click.IntRange(1), default=2, show_default=True, help="How often everything is run.")
 @click.option("--prompts", type=click.IntRange(1, len(_PROMPTS)), default=len(_PROMPTS), show_default=True)
 @click.option("--tokens", type=click.IntRange(1), default=64, show_default=True, help="Of every answer.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Default: bench/results/<time>.json")
 @click.option("--markdown", is_flag=True, help="Print the tables as in docs/benchmarks.md.")
-def main(repeats: int, prompts: int, tokens: int, out: Path | None, markdown: bool) -> None:
+def main(context: click.Context, repeats: int, prompts: int, tokens: int, out: Path | None, markdown: bool) -> None:
     """Compare the service with its target alone and with transformers' generate.
 
     Everything runs on this machine, one thing at a time and interleaved. Leave the machine alone meanwhile.
     """
+    if context.invoked_subcommand is not None:
+        return
     started = datetime.datetime.now(datetime.UTC)
     path = out or _RESULTS / f"{started:%Y-%m-%dT%H%M%SZ}.json"
     run_or_exit(_bench(_PROMPTS[:prompts], repeats, tokens, path, started, markdown))
@@ -127,6 +131,9 @@ def _questions(folder: Path, prompts: Sequence[Prompt]) -> list[Question]:
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
         questions.append(Question(prompt.question_id, prompt.category, tuple(ids)))
     return questions
+
+
+main.add_command(coordinator.main, "coordinator")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psutil
@@ -24,7 +25,8 @@ class Spent:
         loop_s: In the main thread, which runs the event loop.
         rounds: Rounds that its clients saw the end of.
         tokens: Tokens that they got.
-        drafts: Those of them that were drafted.
+        accepted: Those of them that were drafted.
+        rejected: Those that came in place of a rejected draft.
     """
 
     wall_s: float
@@ -32,7 +34,8 @@ class Spent:
     loop_s: float
     rounds: int
     tokens: int
-    drafts: int
+    accepted: int
+    rejected: int
 
     def since(self, before: Spent) -> Spent:
         """Return what has been used since then."""
@@ -53,7 +56,7 @@ class Load:
         self._stub = stub
         self._process = psutil.Process(pid)
         self._gamma = gamma
-        self._rounds = self._tokens = self._drafts = 0
+        self._rounds = self._tokens = self._accepted = self._rejected = 0
 
     async def window(self, streams: int, warm_up_s: float, window_s: float) -> Spent:
         """Run that many streams and return what was spent in a window of steady work."""
@@ -83,22 +86,23 @@ class Load:
                 max_tokens=_MAX_TOKENS,
                 gamma=self._gamma,
             )
-            call = self._stub.Generate(request)
+            # Its process may have only just begun to listen.
+            call = self._stub.Generate(request, wait_for_ready=True)
             try:
                 async for response in call:
                     self._count(response.chunk.tokens)
             finally:
                 call.cancel()
 
-    def _count(self, tokens: object) -> None:
-        drafted = coordinator_pb2.TOKEN_ORIGIN_ACCEPTED_DRAFT
-        for token in tokens:  # type: ignore[attr-defined]
+    def _count(self, tokens: Iterable[coordinator_pb2.Token]) -> None:
+        for token in tokens:
             self._tokens += 1
-            # Every round ends with one token that was not drafted.
-            if token.origin == drafted:
-                self._drafts += 1
+            if token.origin == coordinator_pb2.TOKEN_ORIGIN_ACCEPTED_DRAFT:
+                self._accepted += 1
             else:
+                # Every round ends with one token that was not drafted.
                 self._rounds += 1
+                self._rejected += token.origin == coordinator_pb2.TOKEN_ORIGIN_RESIDUAL
 
     def _spent(self) -> Spent:
         used = self._process.cpu_times()
@@ -109,5 +113,6 @@ class Load:
             loop_s=main.user_time + main.system_time,
             rounds=self._rounds,
             tokens=self._tokens,
-            drafts=self._drafts,
+            accepted=self._accepted,
+            rejected=self._rejected,
         )
