@@ -1,108 +1,98 @@
-"""Crop and extend equals recompute; nothing is fed twice."""
+"""One session: crop and extend equals recompute, nothing is fed twice, and bad requests change nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache
 
-from services.common.engine.executor import PassExecutor
-from services.common.engine.kv_cache import KvCache
-from services.common.engine.model import LoadedModel, LoadOptions, load_model
-from services.common.engine.session import ModelSession, SessionClosedError, warm_up
+from services.common.engine.engine import Engine
+from services.common.engine.kv_pool import KvPool
+from services.common.engine.scheduler import PassLimits
+from services.common.engine.session import ModelSession
+from services.common.engine.work import SessionClosedError
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
-from tests.support.models import VOCAB, make_tiny_gpt2, make_tiny_llama, make_tiny_mistral
-
-MAKERS = {"llama": make_tiny_llama, "gpt2": make_tiny_gpt2, "mistral": make_tiny_mistral}
-
-
-@pytest.fixture(params=MAKERS)
-def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> LoadedModel:
-    folder = MAKERS[request.param](tmp_path / request.param)
-    return load_model(LoadOptions(str(folder), dtype="float32", device="cpu"))
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> LoadedModel:
-    return load_model(LoadOptions(str(make_tiny_llama(tmp_path / "llama")), dtype="float32", device="cpu"))
+from tests.support.engines import (
+    Library,
+    StartEngine,
+    assert_close,
+    evaluate,
+    held,
+    identity,
+    random_tokens,
+    recorded_passes,
+)
+from tests.support.models import ARCHITECTURES, VOCAB, make_tiny, make_tiny_llama
 
 
-def recomputed(loaded: LoadedModel, tokens: list[int], rows: int) -> torch.Tensor:
-    with torch.inference_mode():
-        logits: torch.Tensor = loaded.model(torch.tensor([tokens]), use_cache=False).logits[0, -rows:]
-    return logits
-
-
-def identity(logits: torch.Tensor) -> torch.Tensor:
-    return logits
-
-
-def random_tokens(source: random.Random, count: int) -> list[int]:
-    return [source.randrange(VOCAB) for _ in range(count)]
+def tokens_of(session: ModelSession) -> list[int]:
+    assert session.lease is not None
+    return list(session.lease.tokens)
 
 
 @pytest.mark.parametrize("prefill_chunk", [4, 512])
-async def test_a_random_walk_equals_recompute(loaded: LoadedModel, executor: PassExecutor, prefill_chunk: int) -> None:
+@pytest.mark.parametrize("name", ARCHITECTURES)
+async def test_a_random_walk_equals_recompute(
+    start_engine: StartEngine, tmp_path: Path, name: str, prefill_chunk: int
+) -> None:
+    folder = make_tiny(tmp_path / "model", ARCHITECTURES[name]())
+    engine, library = await start_engine(folder, passes=PassLimits(prefill_chunk)), Library(folder)
     source = random.Random(prefill_chunk)
-    session = ModelSession(loaded, executor, capacity=200, prefill_chunk=prefill_chunk)
+    # Not at the pool's beginning, where places and positions would be the same numbers.
+    await engine.open(13)
+    session = await engine.open(200)
     text = random_tokens(source, 30)
-    await session.evaluate(0, text, 1, identity)
-    for _ in range(40):
+    assert_close(await evaluate(session, 0, text), library.logits(text, 1))
+    for _ in range(15):
         keep = source.randrange(max(0, len(text) - 12), len(text) + 1)
         new = random_tokens(source, source.randrange(1, 10))
         rows = source.randrange(1, len(new) + 1)
         text = text[:keep] + new
         logits, timing = await session.evaluate(keep, new, rows, identity)
-        torch.testing.assert_close(logits, recomputed(loaded, text, rows), rtol=1e-4, atol=1e-4)
+        assert_close(logits, library.logits(text, rows))
         assert timing.forward_tokens == len(new), "only the new tokens are fed"
-        assert session.sequence.tokens == text
+        assert tokens_of(session) == text
 
 
-async def test_chunked_prefill_equals_one_pass(loaded: LoadedModel, executor: PassExecutor) -> None:
+async def test_chunked_prefill_equals_one_pass(llama_folder: Path, library: Library, start_engine: StartEngine) -> None:
     prompt = random_tokens(random.Random(1), 100)
-    for chunk in (1, 7, 33, 99, 100):
-        session = ModelSession(loaded, executor, capacity=100, prefill_chunk=chunk)
+    expected = library.logits(prompt, 5)
+    for chunk, passes in ((1, 96), (7, 14), (33, 3), (94, 2), (95, 1), (100, 1)):
+        engine = await start_engine(llama_folder, passes=PassLimits(chunk))
+        session = await engine.open(100)
         logits, timing = await session.evaluate(0, prompt, 5, identity)
-        torch.testing.assert_close(logits, recomputed(loaded, prompt, 5), rtol=1e-4, atol=1e-4)
-        assert timing.forward_tokens == session.forward_tokens == 100
+        assert_close(logits, expected)
+        assert timing.forward_tokens == session.forward_tokens == engine.counters.positions == 100
+        # The five whose logits are wanted share a pass with the last of the others.
+        assert engine.counters.passes in (passes, passes - 1)
 
 
-async def test_other_sessions_get_in_between_chunks(llama: LoadedModel, executor: PassExecutor) -> None:
-    order: list[str] = []
-    long = ModelSession(llama, executor, capacity=100, prefill_chunk=10)
-    short = ModelSession(llama, executor, capacity=100, prefill_chunk=10)
-    await asyncio.gather(
-        long.evaluate(0, [5] * 100, 1, lambda _: order.append("long")),
-        short.evaluate(0, [5], 1, lambda _: order.append("short")),
-    )
-    assert order == ["short", "long"]
+@pytest.fixture
+async def engine(llama_folder: Path, start_engine: StartEngine) -> Engine:
+    return await start_engine(llama_folder)
 
 
-async def test_a_repeated_request_has_the_same_answer(loaded: LoadedModel, executor: PassExecutor) -> None:
-    session = ModelSession(loaded, executor, capacity=50, prefill_chunk=512)
-    await session.evaluate(0, [3, 4, 5, 6], 1, identity)
-    first, _ = await session.evaluate(4, [7, 8, 9], 3, identity)
+async def test_a_repeated_request_has_the_same_answer(engine: Engine) -> None:
+    session = await engine.open(50)
+    await evaluate(session, 0, [3, 4, 5, 6])
+    first = await evaluate(session, 4, [7, 8, 9], 3)
     again, timing = await session.evaluate(4, [7, 8, 9], 3, identity)
     torch.testing.assert_close(first, again, rtol=0, atol=0)
     assert timing.forward_tokens == 3
 
 
-async def test_an_unknown_prefix_changes_nothing(llama: LoadedModel, executor: PassExecutor) -> None:
-    session = ModelSession(llama, executor, capacity=50, prefill_chunk=512)
-    await session.evaluate(0, [3, 4, 5], 1, identity)
+async def test_an_unknown_prefix_changes_nothing(engine: Engine) -> None:
+    session = await engine.open(50)
+    await evaluate(session, 0, [3, 4, 5])
     with pytest.raises(UnknownPrefixError) as caught:
-        await session.evaluate(4, [9], 1, identity)
+        await evaluate(session, 4, [9])
     assert caught.value.known_length == 3
-    assert session.sequence.tokens == [3, 4, 5]
-    logits, timing = await session.evaluate(3, [6], 1, identity)
-    torch.testing.assert_close(logits, recomputed(llama, [3, 4, 5, 6], 1), rtol=1e-4, atol=1e-4)
-    assert timing.forward_tokens == 1
+    assert tokens_of(session) == [3, 4, 5]
+    assert (await session.evaluate(3, [9], 1, identity))[1].forward_tokens == 1
 
 
 @pytest.mark.parametrize(
@@ -113,115 +103,172 @@ async def test_an_unknown_prefix_changes_nothing(llama: LoadedModel, executor: P
         (2, [1] * 9, r"base_length \+ tokens is 11: must be at most 10"),
     ],
 )
-async def test_bad_requests_change_nothing(
-    llama: LoadedModel, executor: PassExecutor, base_length: int, tokens: list[int], message: str
-) -> None:
-    session = ModelSession(llama, executor, capacity=10, prefill_chunk=512)
-    await session.evaluate(0, [3, 4], 1, identity)
+async def test_bad_requests_change_nothing(engine: Engine, base_length: int, tokens: list[int], message: str) -> None:
+    session = await engine.open(10)
+    await evaluate(session, 0, [3, 4])
     with pytest.raises(InvalidFieldError, match=message):
-        await session.evaluate(base_length, tokens, 1, identity)
-    assert session.sequence.tokens == [3, 4]
+        await evaluate(session, base_length, tokens)
+    assert tokens_of(session) == [3, 4]
     assert session.forward_tokens == 2
 
 
 async def test_a_pass_that_fails_half_way_leaves_a_cache_that_works(
-    loaded: LoadedModel, executor: PassExecutor, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = ModelSession(loaded, executor, capacity=50, prefill_chunk=512)
-    await session.evaluate(0, [3, 4, 5], 1, identity)
+    session = await engine.open(50)
+    await evaluate(session, 0, [3, 4, 5])
     with monkeypatch.context() as patch:
-        update = KvCache.update
+        update = KvPool.update
 
-        def fail_in_the_second_layer(self: KvCache, keys: torch.Tensor, values: torch.Tensor, layer: int, **_: object):
+        def fail_in_the_second_layer(
+            self: KvPool, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             if layer == 1:
                 raise MemoryError
             return update(self, keys, values, layer)
 
-        patch.setattr(KvCache, "update", fail_in_the_second_layer)
+        patch.setattr(KvPool, "update", fail_in_the_second_layer)
         with pytest.raises(MemoryError):
-            await session.evaluate(3, [6, 7], 1, identity)
-    logits, _ = await session.evaluate(3, [6, 7], 2, identity)
-    torch.testing.assert_close(logits, recomputed(loaded, [3, 4, 5, 6, 7], 2), rtol=1e-4, atol=1e-4)
+            await evaluate(session, 3, [6, 7])
+    assert_close(await evaluate(session, 3, [6, 7], 2), library.logits([3, 4, 5, 6, 7], 2))
 
 
-async def test_a_request_that_is_cancelled_in_the_queue_never_runs(llama: LoadedModel, executor: PassExecutor) -> None:
-    session = ModelSession(llama, executor, capacity=50, prefill_chunk=512)
-    release, blocker = block(executor)
-    waiting = asyncio.create_task(session.evaluate(0, [3, 4], 1, identity))
+async def test_a_request_that_is_cancelled_in_the_queue_never_runs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, holder = await engine.open(50), await engine.open(1)
+    hold, holding = await held(holder)
+    passes = recorded_passes(engine, monkeypatch)
+    waiting = asyncio.create_task(evaluate(session, 0, [3, 4]))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    release()
-    await blocker
-    await executor.run(lambda: None)
-    assert session.sequence.tokens == []
+    hold.release()
+    await holding
+    await evaluate(holder, 0, [5])
+    assert [feed.tokens for feeds in passes for feed in feeds] == [[5]]
     assert session.forward_tokens == 0
+    assert tokens_of(session) == []
 
 
 async def test_a_request_whose_session_is_closed_in_the_queue_never_runs(
-    llama: LoadedModel, executor: PassExecutor
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = ModelSession(llama, executor, capacity=50, prefill_chunk=512)
-    release, blocker = block(executor)
-    waiting = asyncio.create_task(session.evaluate(0, [3, 4], 1, identity))
+    session, holder = await engine.open(50), await engine.open(1)
+    hold, holding = await held(holder)
+    passes = recorded_passes(engine, monkeypatch)
+    waiting = asyncio.create_task(evaluate(session, 0, [3, 4]))
     await asyncio.sleep(0)
     session.close()
-    release()
-    await blocker
+    session.close()
+    hold.release()
+    await holding
     with pytest.raises(SessionClosedError):
         await waiting
-    assert session.forward_tokens == 0
+    assert passes == []
+    assert engine.memory.sessions == 1
 
 
-def block(executor: PassExecutor) -> tuple[Callable[[], None], asyncio.Task[object]]:
-    """Occupy the executor until the returned function is called."""
-    event = threading.Event()
-    return event.set, asyncio.ensure_future(executor.run(event.wait))
+async def test_requests_that_wait_when_the_engine_closes_are_told(engine: Engine) -> None:
+    session, holder = await engine.open(50), await engine.open(1)
+    hold, holding = await held(holder)
+    waiting = asyncio.create_task(evaluate(session, 0, [3, 4]))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    hold.release()
+    await closing
+    assert (await holding)[0].shape == (1, VOCAB)
+    with pytest.raises(SessionClosedError):
+        await waiting
+    with pytest.raises(SessionClosedError):
+        await evaluate(session, 0, [3, 4])
 
 
-def test_the_cache_is_written_in_place(llama: LoadedModel) -> None:
-    cache = KvCache(llama.config, capacity=20)
-    with torch.inference_mode():
-        llama.model(torch.tensor([[3, 4, 5]]), cache=cache)
-        where = cache.layers[0].keys.data_ptr()
-        llama.model(torch.tensor([[6]]), cache=cache)
-        assert cache.layers[0].keys.data_ptr() == where
-        assert cache.get_seq_length() == 4
-        cache.crop_to(2)
-        assert cache.layers[0].keys.shape[2] == 2
-        with pytest.raises(RuntimeError):
-            llama.model(torch.tensor([[6] * 19]), cache=cache)
+async def test_the_time_in_the_queue_is_told_from_that_in_passes(engine: Engine) -> None:
+    session, holder = await engine.open(50), await engine.open(1)
+    hold, holding = await held(holder)
+    waiting = asyncio.create_task(session.evaluate(0, [3, 4], 1, identity))
+    await asyncio.sleep(0.05)
+    hold.release()
+    (_, held_timing), (_, timing) = await asyncio.gather(holding, waiting)
+    assert timing.queue_s >= 0.04
+    assert held_timing.forward_s >= 0.04
+    assert held_timing.queue_s < timing.queue_s
+    assert (held_timing.batch_size, timing.batch_size) == (1, 1)
 
 
-async def test_padded_logits_are_trimmed(tmp_path: Path, executor: PassExecutor) -> None:
+async def test_padded_logits_are_trimmed(tmp_path: Path, start_engine: StartEngine) -> None:
     folder = make_tiny_llama(tmp_path / "padded", padding=24)
-    loaded = load_model(LoadOptions(str(folder), dtype="float32", device="cpu"))
-    assert loaded.vocab_size == VOCAB
-    session = ModelSession(loaded, executor, capacity=10, prefill_chunk=512)
-    logits, _ = await session.evaluate(0, [3, 4], 2, identity)
+    engine = await start_engine(folder)
+    assert engine.vocab_size == VOCAB
+    session = await engine.open(10)
+    logits = await evaluate(session, 0, [3, 4], 2)
     assert logits.shape == (2, VOCAB)
-    torch.testing.assert_close(logits, recomputed(loaded, [3, 4], 2)[:, :VOCAB], rtol=1e-4, atol=1e-4)
+    assert_close(logits, Library(folder).logits([3, 4], 2))
     with pytest.raises(InvalidFieldError, match="ids of the vocabulary"):
-        await session.evaluate(2, [VOCAB], 1, identity)
+        await evaluate(session, 2, [VOCAB])
 
 
-async def test_warm_up_runs(loaded: LoadedModel, executor: PassExecutor) -> None:
-    await warm_up(loaded, executor)
+def greedy(count: list[int]) -> Callable[[torch.Tensor], tuple[int, int | None]]:
+    """Return a draw of the likeliest token that counts its calls in `count`."""
+
+    def draw(logits: torch.Tensor) -> tuple[int, int | None]:
+        count.append(1)
+        token = int(logits.argmax())
+        return token, token
+
+    return draw
 
 
-def test_greedy_decoding_is_the_same_with_the_librarys_own_cache(loaded: LoadedModel) -> None:
-    prompt = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
-    with torch.inference_mode():
-        theirs, ours = (
-            greedy(loaded, prompt, cache) for cache in (DynamicCache(config=loaded.config), KvCache(loaded.config, 60))
-        )
-    assert theirs == ours
+async def test_generating_is_greedy_decoding_with_the_librarys_forward(engine: Engine, library: Library) -> None:
+    text, calls = [3, 4, 5, 6, 7, 8, 9], []
+    session = await engine.open(50)
+    drawn = [token async for token, _ in session.generate(0, text, 20, greedy(calls))]
+    expected = list(text)
+    for _ in range(20):
+        expected.append(int(library.logits(expected, 1).argmax()))
+    assert text + drawn == expected
+    assert tokens_of(session) == expected, "the last one too"
+    assert len(calls) == 20
+    assert session.forward_tokens == len(text) + 19, "which is not fed"
 
 
-def greedy(loaded: LoadedModel, prompt: torch.Tensor, cache: object) -> list[int]:
-    fed, found = prompt, []
-    for _ in range(40):
-        fed = loaded.model(fed, cache=cache).logits[:, -1:].argmax(-1)
-        found.append(int(fed))
-    return found
+async def test_a_draw_of_nothing_ends_the_generating(engine: Engine) -> None:
+    session = await engine.open(50)
+    draws: list[tuple[str, int | None]] = [("a", 5), ("b", None), ("c", 6)]
+    left = iter(draws)
+    assert [item async for item, _ in session.generate(0, [3, 4], 10, lambda _: next(left))] == ["a", "b"]
+    assert next(left) == ("c", 6)
+    assert tokens_of(session) == [3, 4, 5]
+
+
+async def test_a_draw_that_raises_reaches_the_consumer(engine: Engine) -> None:
+    session = await engine.open(50)
+    draws = iter([("a", 5)])
+    drawing = session.generate(0, [3, 4], 10, lambda _: next(draws, None) or (1 // 0, None))
+    assert (await anext(drawing))[0] == "a"
+    with pytest.raises(ZeroDivisionError):
+        await anext(drawing)
+    assert (await session.evaluate(3, [6], 1, identity))[1].forward_tokens == 1
+
+
+async def test_closing_the_generator_early_stops_the_drawing(
+    engine: Engine, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, calls = await engine.open(500), []
+    drawing = session.generate(0, [3, 4, 5], 400, greedy(calls))
+    drawn = [(await anext(drawing))[0] for _ in range(3)]
+    await drawing.aclose()
+    passes = recorded_passes(engine, monkeypatch)
+    # It begins where the consumer stopped, whatever was drawn meanwhile.
+    text = [3, 4, 5, *drawn]
+    assert_close(await evaluate(session, 6, [9]), library.logits([*text, 9], 1))
+    assert len(calls) < 400
+    assert tokens_of(session) == [*text, 9]
+    seen = len(calls)
+    await evaluate(session, 7, [10])
+    assert len(calls) == seen
+    # At most the pass that was being run when it was closed, then the two requests.
+    assert len(passes) <= 3

@@ -31,8 +31,8 @@ StartEngine: TypeAlias = Callable[..., Awaitable[Engine]]
 
 
 def load(folder: Path, dtype: DtypeName = "float32") -> LoadedModel:
-    """Load a model on the CPU."""
-    return load_model(LoadOptions(str(folder), dtype=dtype, device="cpu"))
+    """Load a model on the CPU; a second thread only costs time where a model is this small."""
+    return load_model(LoadOptions(str(folder), dtype=dtype, device="cpu", threads=1))
 
 
 @asynccontextmanager
