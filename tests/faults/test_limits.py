@@ -12,6 +12,7 @@ import pytest
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc
+from services.cli.client import CallError, stream_answer
 from services.common.rpc.errors import RpcError, retry_after_s
 from services.coordinator.admission import Admission
 from services.coordinator.clients import TargetSession
@@ -73,6 +74,8 @@ async def test_more_requests_than_may_run_are_refused() -> None:
         assert error.details() == "2 requests are running, the limit (--max-requests)"
         # No request has ended yet, so nobody knows.
         assert retry_after_s(error.trailing_metadata() or ()) == 1.0
+        with pytest.raises(CallError, match=r"^RESOURCE_EXHAUSTED: 2 requests are running.*; try again in 1 s$"):
+            await stream_answer(cluster.coordinator.address, request(), lambda _: None)
         for call in running:
             await anext(aiter(call))
         # One that leaves makes room, and so does one that fails.

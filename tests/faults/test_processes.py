@@ -22,13 +22,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from services.common.engine.default_model import NAME
+from tests.faults.conftest import OFFLINE
 from tests.support.cluster import Reply
-from tests.support.models import make_tiny_llama
 from tests.support.processes import Coordinator, Processes, Service
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-ONE_SESSION = ("--dtype", "float32", "--max-sessions", "1")
+ONE_SESSION = ("--dtype", "float32", "--max-sessions", "1", "--session-wait-s", "0.5")
 GREEDY = worker_pb2.SamplingParams(temperature=0.0)
 PLAIN = worker_pb2.SamplingParams(temperature=1.0)
 REQUEST: dict[str, Any] = {
@@ -52,27 +51,12 @@ class Paceline:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `target` and `draft`."""
-    folder = tmp_path_factory.mktemp("models")
-    make_tiny_llama(folder / "target", seed=1, context=4096)
-    make_tiny_llama(folder / "draft", seed=1, layers=1, context=4096)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def paceline(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paceline]:
     with Processes(tmp_path_factory.mktemp("logs"), OFFLINE) as run:
         target = run.target("--model", str(models / "target"), *ONE_SESSION)
         draft = run.draft("--drafter", "model", "--model", str(models / "draft"), *ONE_SESSION)
         coordinator = run.coordinator(target, draft, "--target-retry-s", "120")
         yield Paceline(target, draft, coordinator)
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    with Processes(tmp_path, OFFLINE) as run:
-        yield run
 
 
 # --- Workers that are lost, clients that leave. ---------------------------------------------------------------------
@@ -154,7 +138,7 @@ def test_a_full_target_is_waited_for(paceline: Paceline) -> None:
             paceline.coordinator.generate(timeout_s=2.0, **SHORT)
         call.cancel()
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "all 1 sessions of this worker are in use" in paceline.coordinator.log
+    assert "RESOURCE_EXHAUSTED" in paceline.coordinator.log
     assert len(paceline.coordinator.generate(**SHORT).tokens) == 4
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
 
 from paceline.v1 import coordinator_pb2 as pb
-from paceline.v1 import coordinator_pb2_grpc
+from paceline.v1 import coordinator_pb2_grpc, worker_pb2
 from tests.faults.waiting import until_free
 from tests.support.cluster import Cluster, scripted_cluster
 from tests.support.laws import close_law
+from tests.support.processes import Processes
 
 PROMPT = [0, 1]
 LAW = close_law(distance=0.5, seed=2)
@@ -74,3 +76,28 @@ async def test_a_client_that_never_reads_is_freed_by_its_deadline() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [_ async for _ in call]
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.slow
+def test_the_cache_of_a_session_that_waits_for_its_reader_is_lent_to_others(processes: Processes, models: Path) -> None:
+    """The only room at the target: idle it is given back, and the text goes on as if nothing had happened."""
+    room_for_one = ("--max-sessions", "1", "--idle-timeout-s", "0.5")
+    target = processes.target("--model", str(models / "target"), "--dtype", "float32", *room_for_one)
+    coordinator = processes.coordinator(target, None)
+    asked = {
+        "text": "Once upon a time",
+        "max_tokens": 3_000,
+        "gamma": 0,
+        "seed": 5,
+        "sampling": worker_pb2.SamplingParams(temperature=1.0),
+        "stop": pb.StopConditions(ignore_eos=True),
+    }
+    with grpc.insecure_channel(coordinator.address, options=SMALL_WINDOW) as channel:
+        call = coordinator_pb2_grpc.CoordinatorServiceStub(channel).Generate(pb.GenerateRequest(**asked), timeout=200)
+        first = next(iter(call))
+        # Refused, or stuck behind the other, as long as that one holds its cache.
+        assert len(coordinator.generate(**asked | {"max_tokens": 20}).tokens) == 20
+        items = [first, *call]
+    tokens = [token.id for item in items[:-1] for token in item.chunk.tokens]
+    assert "lost" not in coordinator.log
+    assert tokens == coordinator.generate(**asked).tokens

@@ -124,6 +124,7 @@ class DraftSession:
             if elsewhere is None:
                 self._move.begin(partial(self._open_elsewhere, round_index, info))
             else:
+                log.info("request %s: on another draft", self._start.request_id)
                 left, self._line, self._unanswered = self._line, elsewhere, None
                 if left is not None:
                     await left.close()

@@ -174,7 +174,7 @@ class TargetSession:
         if elsewhere is None:
             self._move.begin(partial(self._open_elsewhere, round_index, list(committed)))
             return
-        log.info("request %s: moved to another target", self._start.request_id)
+        log.info("request %s: on another target", self._start.request_id)
         left, self._line = self._line, elsewhere
         await left.close()
 
