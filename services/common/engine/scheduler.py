@@ -13,7 +13,8 @@ class PassLimits:
 
     Attributes:
         prefill_chunk: Most positions a pass, over all sessions, whose logits nobody asked for: a long prompt is fed in
-            chunks of this size, and delays the sessions that share its passes by one chunk at most.
+            chunks of this size, and delays the sessions that share its passes by one chunk at most. A request with no
+            more than a sixteenth of it comes in besides.
         positions: Most positions a pass in all.
     """
 
@@ -58,13 +59,15 @@ def plan_pass(waiting: Iterable[W], limits: PassLimits) -> list[Share[W]]:
     """
     shares: list[Share[W]] = []
     prefill, room = limits.prefill_chunk, limits.positions
+    # The few tokens that a running session catches up with, its last draft for one, do not wait for a prompt's end.
+    few = max(1, prefill // 16)
     for work in waiting:
         before = work.pending - work.rows
-        if before <= prefill:
+        if before <= max(prefill, few):
             # The first one always fits: a request larger than a pass would wait for ever.
             if work.pending <= room or not shares:
                 shares.append(Share(work, work.pending, complete=True))
-                prefill, room = prefill - before, room - work.pending
+                prefill, room = max(0, prefill - before), room - work.pending
         elif chunk := min(prefill, room):
             shares.append(Share(work, chunk, complete=False))
             prefill, room = prefill - chunk, room - chunk
