@@ -198,9 +198,10 @@ PLANTS = (
     Plant(
         "5 late by value",
         draft=HoldsBackByValue(one_by_one=True),
-        # Longer than a draft takes with all requests at once on a busy machine: those that are late are meant to be.
+        # Longer than a draft takes with all requests at once on a busy machine: those that are late are meant to be. A
+        # late draft is not asked again soon, so that a request has few drafts to show it.
         settings={"draft_timeout_s": 0.3},
-        requests=32,
+        requests=256,
         law=blind,
     ),
     Plant("5 early stop after sampling", draft=DropsUnsureDrafts()),
