@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 
 from paceline.v1 import draft_pb2_grpc, worker_pb2
+from services.common.rpc.gauges import export_engine
 from services.common.rpc.server import Server, instance_name, run
 from services.draft_worker.config import DraftSettings
 from services.draft_worker.ngram import NgramProposer
@@ -23,15 +25,14 @@ async def serve(settings: DraftSettings) -> None:
     service = DraftService(server, settings.idle_timeout_s)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(service, server.grpc)
 
+    engines = contextlib.AsyncExitStack()
+
     async def load() -> None:
-        proposer, info = await (_ngram(settings) if settings.drafter == "ngram" else _model(settings))
+        proposer, info = await (_ngram(settings) if settings.drafter == "ngram" else _model(settings, engines))
         info.worker_id = instance_name(settings)
         service.attach(Serving(proposer, info))
 
-    async def close() -> None:
-        """Nothing is held: sessions have ended with their streams."""
-
-    await run(server, load, close)
+    await run(server, load, engines.aclose)
 
 
 async def _ngram(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInfo]:
@@ -40,7 +41,7 @@ async def _ngram(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInf
     return NgramProposer(settings.ngram_min_tokens, settings.ngram_max_tokens), info
 
 
-async def _model(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInfo]:
+async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) -> tuple[Proposer, worker_pb2.ModelInfo]:
     # Imported here: an n-gram drafter needs no torch, not even installed. In a thread, for it takes seconds in which
     # health and signals have to be answered.
     await asyncio.to_thread(importlib.import_module, "services.draft_worker.model_proposer")
@@ -50,6 +51,8 @@ async def _model(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInf
 
     loaded = await asyncio.to_thread(prepare, load_options(settings))
     engine = await asyncio.to_thread(Engine, loaded, engine_options(settings))
+    engines.push_async_callback(engine.close)
+    export_engine(engine.stats)
     info = worker_pb2.ModelInfo(
         identity=worker_pb2.ModelIdentity(
             model_id=loaded.model_id, weights_hash=loaded.weights_hash, dtype=loaded.dtype

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from paceline.v1 import target_pb2_grpc
 from services.common.engine.engine import Engine
 from services.common.engine.worker import engine_options, load_options, prepare
+from services.common.rpc.gauges import export_engine
 from services.common.rpc.server import Server, instance_name, run
 from services.target_worker.config import TargetSettings
 from services.target_worker.service import SERVICE, TargetService, serving
@@ -22,16 +24,13 @@ async def serve(settings: TargetSettings) -> None:
     server = Server(settings, [SERVICE])
     service = TargetService(server, settings.idle_timeout_s)
     target_pb2_grpc.add_TargetServiceServicer_to_server(service, server.grpc)
-    engines: list[Engine] = []
+    engines = contextlib.AsyncExitStack()
 
     async def load() -> None:
         loaded = await asyncio.to_thread(prepare, load_options(settings))
         engine = await asyncio.to_thread(Engine, loaded, engine_options(settings))
-        engines.append(engine)
+        engines.push_async_callback(engine.close)
+        export_engine(engine.stats)
         service.attach(serving(loaded, Verifier(engine), engine.context_length, instance_name(settings)))
 
-    async def close() -> None:
-        for engine in engines:
-            await engine.close()
-
-    await run(server, load, close)
+    await run(server, load, engines.aclose)

@@ -6,6 +6,7 @@ Read `Engine._run` first: plan, run, hand out, and again. Sessions join and leav
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 import time
@@ -65,6 +66,27 @@ class EngineCounters:
     reused_tokens: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class EngineStats(EngineCounters):
+    """The counters, and how things stand now.
+
+    Attributes:
+        sessions_open: Sessions that hold a part of the KV cache.
+        sessions_waiting: Sessions that wait for one.
+        requests_queued: Requests that wait for a pass, or are in one.
+        kv_reserved: Tokens that sessions may grow to.
+        kv_kept: Tokens of prefixes kept for sessions to come.
+        kv_size: Tokens in all.
+    """
+
+    sessions_open: int
+    sessions_waiting: int
+    requests_queued: int
+    kv_reserved: int
+    kv_kept: int
+    kv_size: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """What one pass does: copies (source, target, length) of prefixes first, then each share's feed."""
@@ -117,10 +139,18 @@ class Engine:
         """The books of the pool; for reading."""
         return self._memory
 
-    @property
-    def sessions_waiting(self) -> int:
-        """Sessions that wait to be admitted."""
-        return self._admission.waiting
+    def stats(self) -> EngineStats:
+        """Return what the engine has done and how things stand; from any thread."""
+        with self._changed:
+            return EngineStats(
+                **dataclasses.asdict(self.counters),
+                sessions_open=self._memory.sessions,
+                sessions_waiting=self._admission.waiting,
+                requests_queued=self.queue,
+                kv_reserved=self._memory.reserved,
+                kv_kept=self._memory.kept,
+                kv_size=self._memory.size,
+            )
 
     async def open(self, capacity: int) -> ModelSession:
         """Reserve the places of a session; waits for its turn where there is no room.

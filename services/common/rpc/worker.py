@@ -80,7 +80,13 @@ class Received:
         queue = _tracer.start_span("paceline.queue", context, attributes=attributes, start_time=self._arrived_ns)
         queue.end(queued_ns)
         forward = _tracer.start_span("paceline.forward", context, attributes=attributes, start_time=queued_ns)
-        forward.set_attribute("paceline.forward.tokens", timing.forward_tokens)
+        forward.set_attributes(
+            {
+                "paceline.forward.tokens": timing.forward_tokens,
+                "paceline.forward.batch_size": timing.batch_size,
+                "paceline.forward.reused_tokens": timing.reused_tokens,
+            }
+        )
         forward.end(done_ns)
 
 
