@@ -32,7 +32,7 @@ GREEDY = worker_pb2.SamplingParams(temperature=0.0)
 PLAIN = worker_pb2.SamplingParams(temperature=1.0)
 REQUEST: dict[str, Any] = {
     "text": "Once upon a time",
-    "max_tokens": 800,
+    "max_tokens": 300,
     "gamma": 3,
     "seed": 5,
     "stop": pb.StopConditions(ignore_eos=True),

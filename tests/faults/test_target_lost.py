@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import target_pb2
+from services.common.rpc import server
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import retry_after_s
 from services.common.specdec.types import Row
@@ -336,3 +337,23 @@ def _stub(channel: grpc.aio.Channel) -> Any:
     from paceline.v1 import coordinator_pb2_grpc
 
     return coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+
+
+@pytest.mark.parametrize("grace_s", [None, 0.1])
+async def test_connections_of_an_age_are_closed_in_mid_text(
+    grace_s: float | None, undisturbed: Reply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a grace running streams survive it, with one they are cut; the text is the same."""
+    if grace_s is not None:
+        # Nobody is offered this setting.
+        grace = [("grpc.max_connection_age_grace_ms", int(grace_s * 1e3))]
+        plain = server.keepalive_options
+        monkeypatch.setattr(server, "keepalive_options", lambda keepalive_s: [*plain(keepalive_s), *grace])
+    async with scripted_cluster(LAW, target=TargetScript(late_s=0.05)) as cluster:
+        await cluster.target.stop()
+        cluster.target.settings = {"max_connection_age_s": 0.3}
+        await cluster.target.start()
+        reply = await cluster.generate(PROMPT, **REQUEST)
+        streams = cluster.target.streams
+    check_same(reply, undisturbed)
+    assert streams == 1 if grace_s is None else streams >= 2

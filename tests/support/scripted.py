@@ -77,6 +77,7 @@ class ScriptedWorker:
     Attributes:
         law: The tables.
         info: What GetModelInfo answers; a changed identity refuses the sessions of the old one.
+        settings: More of its server's, from its next start on.
         address: HOST:PORT, the same after a restart.
         open_streams: Streams that are open now.
         streams: Streams that were ever opened.
@@ -98,6 +99,7 @@ class ScriptedWorker:
             eos_token_ids=eos_ids,
             worker_id=name,
         )
+        self.settings: dict[str, Any] = {}
         self.address = "127.0.0.1:0"
         self.open_streams = 0
         self.streams = 0
@@ -107,7 +109,7 @@ class ScriptedWorker:
 
     async def start(self) -> None:
         """Serve; after `stop`, on the same port."""
-        settings = ServerSettings.model_validate({"listen": self.address, "shutdown_grace_s": 0})
+        settings = ServerSettings.model_validate({"listen": self.address, "shutdown_grace_s": 0} | self.settings)
         self._server = Server(settings, [self.service])
         self._register(self._server.grpc)
         self.address = await self._server.listen()
