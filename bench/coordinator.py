@@ -39,7 +39,7 @@ _ROWS = ("sparse", "dense")
 # Streams are broken off at the end of a window, and a late draft would change what a round is.
 _COMMON = ("--listen", "127.0.0.1:0", "--shutdown-grace-s", "0", "--log-level", "warning")
 _PATIENT = ("--draft-timeout-s", "60", "--max-gamma", "64")
-_WARM_UP_S = 1.0
+_WARM_UP_S = 2.0
 _PROFILED_STREAMS = 8
 _PROFILED_S = 6.0
 
