@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,28 +11,25 @@ from typing import Any
 
 import click
 from rich.console import Console
-from transformers import AutoTokenizer
 
-from bench import coordinator
+from bench import coordinator, passes, streams
 from bench.machine import commit, machine, versions
 from bench.measure import MODES, Question, Run, measure, warm_up
 from bench.progress import run_progress
 from bench.prompts import Prompt, load_prompts
 from bench.report import setting, tables, write_results
+from bench.start import start_and_load
 from bench.summary import DEFAULT_DRAFT, TARGET_ALONE, summarize
 from bench.systems import Service, System, Transformers
 from paceline.v1 import coordinator_pb2_grpc
-from services.cli.cluster import Cluster, local_cluster
+from services.cli.cluster import Cluster
 from services.cli.interrupt import run_or_exit
-from services.cli.progress import progress
-from services.common.engine.default_model import ensure_default_model, paceline_home
-from services.common.engine.model import LoadedModel, LoadOptions, load_model
+from services.common.engine.model import LoadedModel
 from services.common.rpc.channel import open_channel
 
 _RESULTS = Path(__file__).with_name("results")
 _PROMPTS = load_prompts()
 _QUIET_LOAD = 0.5
-_HOME = "PACELINE_HOME"
 _SERVICE = "paceline.v1.CoordinatorService"
 
 
@@ -62,13 +58,9 @@ async def _bench(
     about: dict[str, Any] = {"started": f"{started:%Y-%m-%dT%H:%M:%SZ}", "commit": commit(), "machine": machine()}
     about["versions"] = versions()
     async with contextlib.AsyncExitStack() as stack:
-        with progress() as report:
-            cluster = await stack.enter_async_context(local_cluster([], [], [], _environment(), report))
-            report("loading the model for transformers")
-            folder = ensure_default_model(paceline_home(), report)
-            loaded = load_model(LoadOptions(str(folder)))
+        cluster, loaded, questions = await start_and_load(stack, prompts)
         begun_s = time.perf_counter()
-        runs = await cluster.run(_runs(cluster, loaded, _questions(folder, prompts), repeats, tokens))
+        runs = await cluster.run(_runs(cluster, loaded, questions, repeats, tokens))
     about["settings"] = {
         "model": loaded.model_id,
         "dtype": loaded.dtype,
@@ -117,24 +109,9 @@ async def _runs(
             )
 
 
-def _environment() -> dict[str, str]:
-    """Return this environment without the services' settings: what is measured is their defaults."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_") or name == _HOME}
-
-
-def _questions(folder: Path, prompts: Sequence[Prompt]) -> list[Question]:
-    """Return the prompts in the model's chat template, tokenised once for all systems."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    questions = []
-    for prompt in prompts:
-        chat = [{"role": "user", "content": prompt.text}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
-        questions.append(Question(prompt.question_id, prompt.category, tuple(ids)))
-    return questions
-
-
 main.add_command(coordinator.main, "coordinator")
-
+main.add_command(passes.main, "passes")
+main.add_command(streams.main, "streams")
 
 if __name__ == "__main__":
     main()

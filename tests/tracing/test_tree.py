@@ -136,7 +136,11 @@ def test_the_workers_say_who_they_are_and_what_they_fed(tree: Tree) -> None:
             parent = tree.child(span, phase)
             assert tree.child(parent, "paceline.queue").attributes == who
             forward = tree.child(parent, "paceline.forward")
-            assert forward.attributes == who | {"paceline.forward.tokens": timing.forward_tokens}
+            assert forward.attributes == who | {
+                "paceline.forward.tokens": timing.forward_tokens,
+                "paceline.forward.batch_size": timing.batch_size,
+                "paceline.forward.reused_tokens": timing.reused_tokens,
+            }
             assert forward.resource["service.instance.id"] == f"{kind}-0"
 
 
