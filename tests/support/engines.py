@@ -96,12 +96,12 @@ class Hold:
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Take the place of what is made of a request's logits."""
         self._began.set()
-        assert self._go_on.wait(60), "nobody released the pass"
+        assert self._go_on.wait(30), "nobody released the pass"
         return logits
 
     async def began(self) -> None:
         """Wait until the pass is held."""
-        assert await asyncio.to_thread(self._began.wait, 60)
+        assert await asyncio.to_thread(self._began.wait, 30), "the request failed, or never had its turn"
 
     def release(self) -> None:
         """Let the pass go on."""
@@ -116,11 +116,16 @@ async def held(session: ModelSession) -> tuple[Hold, asyncio.Task[Any]]:
     return hold, task
 
 
+def runner_of(engine: Engine) -> ModelRunner:
+    """Return what runs an engine's passes, to watch it or to make it fail."""
+    (runner,) = [value for value in vars(engine).values() if isinstance(value, ModelRunner)]
+    return runner
+
+
 def recorded_passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[list[Feed]]:
     """Return a list that fills with the feeds of each pass from now on."""
     passes: list[list[Feed]] = []
-    run = ModelRunner.run
-    (runner,) = [value for value in vars(engine).values() if isinstance(value, ModelRunner)]
+    run, runner = ModelRunner.run, runner_of(engine)
 
     def record(feeds: Sequence[Feed]) -> list[torch.Tensor]:
         passes.append(list(feeds))
