@@ -96,13 +96,17 @@ async def _bench(
             return windows
 
         windows = await cluster.run(run())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = {"windows": [dataclasses.asdict(each) for each in windows]}
-    path.write_text(json.dumps(about | lines, indent=1) + "\n", encoding="utf-8")
+    _write(path, about, windows)
     table = _table(windows)
     console = Console(highlight=False)
     console.print(table.markdown() + "\n" if markdown else table.rich(), markup=False, soft_wrap=markdown)
     click.echo(f"Written to {path}", err=True)
+
+
+def _write(path: Path, about: dict[str, Any], windows: Sequence[Window]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = {"windows": [dataclasses.asdict(each) for each in windows]}
+    path.write_text(json.dumps(about | lines, indent=1) + "\n", encoding="utf-8")
 
 
 async def _window(
