@@ -50,7 +50,8 @@ class CoordinatorServiceServicer(object):
         """Streams the continuation of a prompt, with exactly the target model's distribution.
 
         Errors: INVALID_ARGUMENT names field, value and limit. UNAVAILABLE: no target worker could be reached in time.
-        RESOURCE_EXHAUSTED: no room. DEADLINE_EXCEEDED: the deadline (the client's, else the server's) passed.
+        RESOURCE_EXHAUSTED: no room, and google.rpc.RetryInfo in the status details says when there may be some.
+        DEADLINE_EXCEEDED: the deadline (the client's, else the server's) passed.
         INTERNAL: anything else, with the request id to find it in the log by.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -58,4 +58,6 @@ def _timing(call: Call) -> worker_pb2.WorkerTiming:
         service_ms=call.service_s * 1e3,
         forward_tokens=call.forward_tokens,
         worker_id=call.worker,
+        batch_size=call.batch_size,
+        reused_tokens=call.reused_tokens,
     )

@@ -38,7 +38,7 @@ async def serve(settings: DraftSettings) -> None:
 async def _ngram(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInfo]:
     # No weights, no vocabulary: it fits every target.
     info = worker_pb2.ModelInfo(identity=worker_pb2.ModelIdentity(model_id="ngram"))
-    return NgramProposer(settings.ngram_min_tokens, settings.ngram_max_tokens), info
+    return NgramProposer(settings.ngram_min_tokens, settings.ngram_max_tokens, settings.max_sessions), info
 
 
 async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) -> tuple[Proposer, worker_pb2.ModelInfo]:

@@ -8,17 +8,26 @@ from typing import Any
 from paceline.v1 import target_pb2
 from services.coordinator.app import Coordinator
 from services.coordinator.config import CoordinatorSettings
+from services.coordinator.observe import Instruments
+from services.coordinator.workers import Workers
 from tests.support.laws import close_law
 from tests.support.scripted import ScriptedTarget
 
 
-class InARollOut(ScriptedTarget):
-    """Answers the first question for a tokenizer as a pod with another model would."""
+class Counting(ScriptedTarget):
+    """Counts how often it is asked for its tokenizer."""
 
     asked = 0
 
     async def GetTokenizer(self, request: Any, context: Any) -> target_pb2.GetTokenizerResponse:
         self.asked += 1
+        return await super().GetTokenizer(request, context)
+
+
+class InARollOut(Counting):
+    """Answers the first question for a tokenizer as a pod with another model would."""
+
+    async def GetTokenizer(self, request: Any, context: Any) -> target_pb2.GetTokenizerResponse:
         reply = await super().GetTokenizer(request, context)
         if self.asked == 1:
             reply.identity.weights_hash = "of-another-model"
@@ -36,3 +45,21 @@ async def test_a_tokenizer_of_another_model_is_not_used() -> None:
     assert target.asked == 2
     await coordinator.stop()
     await target.stop()
+
+
+async def test_of_two_models_that_answer_in_turn_each_tokenizer_is_built_once() -> None:
+    target = Counting(close_law(distance=0.5, seed=2))
+    await target.start()
+    settings = CoordinatorSettings(listen="127.0.0.1:0", target=target.address, draft="", shutdown_grace_s=0)
+    workers = Workers(settings, Instruments())
+    found = []
+    for n in range(6):
+        target.info.identity.weights_hash = f"model {n % 2}"
+        await workers._find_target()
+        assert workers.target is not None
+        found.append(workers.target)
+    await workers.close()
+    await target.stop()
+    assert [one.info.identity.weights_hash for one in found] == ["model 0", "model 1"] * 3
+    assert target.asked == 2
+    assert len({id(one.codec) for one in found}) == 2
