@@ -11,7 +11,7 @@ import psutil
 
 from paceline.v1 import coordinator_pb2, coordinator_pb2_grpc, worker_pb2
 
-# Long, so that opening and closing the sessions is no part of a window.
+# Long, so that opening and closing the sessions is little of a window.
 _MAX_TOKENS = 4096
 
 
