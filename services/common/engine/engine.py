@@ -183,19 +183,24 @@ class Engine:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        with torch.inference_mode():
-            while (planned := self._next()) is not None:
-                for source, target, length in planned.copies:
-                    self._runner.copy(source, target, length)
-                self._execute(planned.shares, planned.feeds)
+        try:
+            with torch.inference_mode():
+                while (planned := self._next()) is not None:
+                    for source, target, length in planned.copies:
+                        self._runner.copy(source, target, length)
+                    self._execute(planned.shares, planned.feeds)
+        finally:
+            # However it ends, nobody goes on waiting for this thread.
+            with self._changed:
+                self._closing = True
+                for work in self._waiting:
+                    work.finish(SessionClosedError())
 
     def _next(self) -> _Pass | None:
         """Wait for requests and plan the next pass; None when the engine closes."""
         with self._changed:
             while True:
                 if self._closing:
-                    for work in self._waiting:
-                        work.finish(SessionClosedError())
                     return None
                 if planned := self._plan():
                     return planned
