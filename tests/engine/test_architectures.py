@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import BloomConfig, GptOssConfig, Llama4TextConfig, Phi3Config, PreTrainedConfig
@@ -60,7 +62,7 @@ async def test_a_ragged_batch_equals_the_library_in_bfloat16(
     await batch_against_library(start_engine, folder, "bfloat16", 5e-2)
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -73,7 +75,7 @@ SMALL = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-REFUSED = {
+REFUSED: dict[str, Callable[[], PreTrainedConfig]] = {
     "attention with s_aux": lambda: GptOssConfig(**SMALL, num_local_experts=2, num_experts_per_tok=1),
     "has layers that cannot be served (chunked_attention)": lambda: Llama4TextConfig(
         **SMALL, intermediate_size_mlp=64, num_local_experts=2, attention_chunk_size=8
@@ -94,7 +96,7 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path, reason: s
     assert config.model_type in str(caught.value)
 
 
-def longrope(factors: int) -> dict[str, object]:
+def longrope(factors: int) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
         "rope_theta": 10000.0,

@@ -299,3 +299,19 @@ async def test_one_that_generates_and_one_that_evaluates_share_passes(engine: En
     assert_close(logits, library.logits([9, 8], 2))
     text = [3, 4, 5, *await drawing]
     assert text[3:] == [int(library.logits(text[:i], 1).argmax()) for i in range(3, 9)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_when_the_thread_of_the_passes_dies_nobody_waits_for_ever(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        raise MemoryError("of the device")
+
+    monkeypatch.setattr(runner_of(engine), "copy", dies)
+    first, second = await engine.open(60), await engine.open(60)
+    await evaluate(first, 0, [5] * 50)
+    with pytest.raises(SessionClosedError):
+        await evaluate(second, 0, [5] * 50)
+    with pytest.raises(SessionClosedError):
+        await evaluate(first, 50, [6])

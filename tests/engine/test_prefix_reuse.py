@@ -125,9 +125,7 @@ async def test_a_donor_that_has_closed_still_gives(engine: Engine, ask: Ask) -> 
     assert (await ask(await engine.open(150), [*PREFIX, 5, 7])).reused_tokens == 101
 
 
-async def test_a_donor_that_was_cropped_gives_what_it_still_has(
-    engine: Engine, library: Library, ask: Callable
-) -> None:
+async def test_a_donor_that_was_cropped_gives_what_it_still_has(engine: Engine, library: Library, ask: Ask) -> None:
     first = await engine.open(150)
     await ask(first, PREFIX)
     text = [*PREFIX[:60], *[9] * 20]
@@ -138,7 +136,7 @@ async def test_a_donor_that_was_cropped_gives_what_it_still_has(
 
 
 async def test_a_donor_that_is_cropped_in_the_very_pass_gives_what_is_right(
-    engine: Engine, library: Library, ask: Callable
+    engine: Engine, library: Library, ask: Ask
 ) -> None:
     first, second = await engine.open(150), await engine.open(150)
     await ask(first, PREFIX)
@@ -153,9 +151,7 @@ async def test_a_donor_that_is_cropped_in_the_very_pass_gives_what_is_right(
     assert (await beside).reused_tokens == 50
 
 
-async def test_a_donor_that_was_evicted_gives_nothing(
-    llama_folder: Path, start_engine: StartEngine, ask: Callable
-) -> None:
+async def test_a_donor_that_was_evicted_gives_nothing(llama_folder: Path, start_engine: StartEngine, ask: Ask) -> None:
     engine = await start_engine(llama_folder)
     first = await engine.open(150)
     await ask(first, PREFIX)
@@ -221,7 +217,7 @@ async def test_what_fails_in_the_pass_is_given_to_nobody(
 
 
 async def test_whoever_waits_for_a_prefix_goes_on_when_the_one_ahead_gives_up(
-    llama_folder: Path, start_engine: StartEngine, ask: Callable
+    llama_folder: Path, start_engine: StartEngine, ask: Ask
 ) -> None:
     engine = await start_engine(llama_folder, passes=PassLimits(prefill_chunk=16))
     first, second = await engine.open(150), await engine.open(150)
@@ -238,7 +234,7 @@ async def test_whoever_waits_for_a_prefix_goes_on_when_the_one_ahead_gives_up(
 
 
 async def test_a_random_crowd_with_few_beginnings_has_the_librarys_answers(
-    llama_folder: Path, library: Library, start_engine: StartEngine, ask: Callable
+    llama_folder: Path, library: Library, start_engine: StartEngine, ask: Ask
 ) -> None:
     source = random.Random(8)
     engine = await start_engine(llama_folder, passes=PassLimits(prefill_chunk=48))

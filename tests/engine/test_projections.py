@@ -138,7 +138,7 @@ async def test_a_model_that_calls_them_on_different_inputs_keeps_its_own_and_is_
     def with_a_copy(self: LlamaAttention, *args: object, **kwargs: object) -> object:
         own, self.k_proj = self.k_proj, _OnACopy(self.k_proj)
         try:
-            return forward(self, *args, **kwargs)  # type: ignore[arg-type]
+            return forward(self, *args, **kwargs)
         finally:
             self.k_proj = own
 

@@ -223,7 +223,8 @@ def greedy(count: list[int]) -> Callable[[torch.Tensor], tuple[int, int | None]]
 
 
 async def test_generating_is_greedy_decoding_with_the_librarys_forward(engine: Engine, library: Library) -> None:
-    text, calls = [3, 4, 5, 6, 7, 8, 9], []
+    text = [3, 4, 5, 6, 7, 8, 9]
+    calls: list[int] = []
     session = await engine.open(50)
     drawn = [token async for token, _ in session.generate(0, text, 20, greedy(calls))]
     expected = list(text)
@@ -257,7 +258,8 @@ async def test_a_draw_that_raises_reaches_the_consumer(engine: Engine) -> None:
 async def test_closing_the_generator_early_stops_the_drawing(
     engine: Engine, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, calls = await engine.open(500), []
+    session = await engine.open(500)
+    calls: list[int] = []
     drawing = session.generate(0, [3, 4, 5], 400, greedy(calls))
     drawn = [(await anext(drawing))[0] for _ in range(3)]
     await drawing.aclose()
