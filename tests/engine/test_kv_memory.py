@@ -67,10 +67,22 @@ def test_kept_prefixes_give_way_oldest_first_and_sessions_never() -> None:
     other = reserve(memory, 40)
     assert memory.donor([2] * 40) is None
     assert memory.donor([1] * 40) is not None
-    assert memory.reserve(41) is None, "with all kept ones gone there is no room either"
     third = reserve(memory, 40)
     assert memory.kept == 0
     assert sorted(lease.start for lease in (session, other, third)) == [0, 40, 80]
+
+
+def test_no_kept_prefix_is_given_up_where_that_is_not_enough() -> None:
+    memory = KvMemory(120)
+    first, second = reserve(memory, 40), reserve(memory, 40)
+    fill(memory, first, [1] * 40)
+    memory.release(first)
+    assert memory.reserve(41) is None, "40 places before the session, 40 after it"
+    assert memory.kept == 40
+    assert memory.donor([1] * 40) == (first, 40)
+    memory.release(second)
+    assert reserve(memory, 81).start == 0
+    assert memory.kept == 0
 
 
 def test_what_another_holds_is_not_kept_twice() -> None:
@@ -122,7 +134,16 @@ def test_the_books_balance_on_a_random_walk(seed: int) -> None:
     kept: list[Lease] = []
     beginnings = [[i] * 120 for i in range(4)]
     for _ in range(600):
-        if source.random() < 0.5 and (lease := memory.reserve(source.randrange(1, 200))) is not None:
+        length, gaps = source.randrange(1, 200), [0, memory.size]
+        for lease in sorted(live, key=lambda lease: lease.start):
+            gaps[-1:] = [lease.start, lease.start + lease.length, memory.size]
+        room = max(end - start for start, end in zip(gaps[::2], gaps[1::2], strict=True))
+        if source.random() < 0.5:
+            lease = memory.reserve(length)
+            assert (lease is not None) == (room >= length), "whatever the sessions leave can be had"
+        else:
+            lease = None
+        if lease is not None:
             text = (source.choice(beginnings)[: source.randrange(120)] + [9] * 200)[: lease.length]
             fill(memory, lease, text, source.randrange(len(text) + 1))
             live.append(lease)

@@ -42,18 +42,22 @@ class KvMemory:
 
     Attributes:
         size: Places in all.
-        sessions: Leases that sessions own.
         reserved: Places that sessions own.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.sessions = 0
         self.reserved = 0
+        self._live: set[Lease] = set()
         self._arena = Arena(size)
         self._index: PrefixIndex[Lease] = PrefixIndex()
         # In order of use; the values mean nothing.
         self._kept: dict[Lease, None] = {}
+
+    @property
+    def sessions(self) -> int:
+        """Leases that sessions own."""
+        return len(self._live)
 
     @property
     def kept(self) -> int:
@@ -62,18 +66,20 @@ class KvMemory:
 
     def reserve(self, length: int) -> Lease | None:
         """Return a range of `length` places, None while the sessions leave no gap of that length."""
+        if self._arena.largest < length and self._room() < length:
+            # No kept prefix is given up for nothing.
+            return None
         while (start := self._arena.allocate(length)) is None:
-            if not self._kept:
-                return None
             self._drop(next(iter(self._kept)))
-        self.sessions += 1
+        lease = Lease(start, length)
+        self._live.add(lease)
         self.reserved += length
-        return Lease(start, length)
+        return lease
 
     def release(self, lease: Lease) -> None:
         """End a session's ownership; what is cached is kept for sessions that begin the same way."""
         lease.live = False
-        self.sessions -= 1
+        self._live.remove(lease)
         self.reserved -= lease.length
         self._index.remove(lease)
         del lease.sequence.tokens[lease.cached :]
@@ -99,6 +105,13 @@ class KvMemory:
     def sharing(self, tokens: Sequence[int]) -> dict[Lease, int]:
         """Return all whose tokens, cached or not, begin like these, and how many are common."""
         return dict(self._index.sharing(tokens))
+
+    def _room(self) -> int:
+        """Return the longest range that the sessions leave, kept prefixes or not."""
+        room, end = 0, 0
+        for lease in sorted(self._live, key=lambda lease: lease.start):
+            room, end = max(room, lease.start - end), lease.start + lease.length
+        return max(room, self.size - end)
 
     def _held_elsewhere(self, lease: Lease) -> bool:
         """Tell whether another lease holds all of this one; drop kept ones of which this one holds all."""
