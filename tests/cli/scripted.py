@@ -53,7 +53,13 @@ def round_stats(index: int) -> pb.RoundStats:
         wire_ms=4.0,
         draft=worker_pb2.WorkerTiming(queue_ms=1.0, forward_ms=7.0, service_ms=8.0, forward_tokens=4),
         target=worker_pb2.WorkerTiming(
-            queue_ms=20.0, forward_ms=58.0, service_ms=78.0, forward_tokens=5, worker_id="t-0"
+            queue_ms=20.0,
+            forward_ms=58.0,
+            service_ms=78.0,
+            forward_tokens=5,
+            worker_id="t-0",
+            batch_size=3,
+            reused_tokens=2,
         ),
         q_bytes=2**33,
         p_bytes=20,

@@ -65,6 +65,8 @@ def test_json_is_one_object_with_everything(paceline: Paceline, address: str) ->
         "service_ms": 78.0,
         "forward_tokens": 5,
         "worker_id": "t-0",
+        "batch_size": 3,
+        "reused_tokens": 2,
     }
 
 
