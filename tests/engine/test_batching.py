@@ -25,6 +25,7 @@ from tests.support.engines import (
     assert_close,
     evaluate,
     held,
+    held_run,
     identity,
     random_tokens,
     recorded_passes,
@@ -210,6 +211,40 @@ async def test_a_session_closed_during_its_pass_leaves_nothing_broken(
     logits, timing = await again.evaluate(0, [*other, 9], 1, identity)
     assert timing.reused_tokens == 50
     assert_close(logits, library.logits([*other, 9], 1))
+
+
+async def test_a_session_closed_during_its_forward_leaves_nothing_broken(
+    engine: Engine, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, other = await engine.open(40), await engine.open(40)
+    hold = held_run(engine, monkeypatch)
+    asked = asyncio.create_task(evaluate(session, 0, [5, 6, 7]))
+    await hold.began()
+    session.close()
+    beside = asyncio.create_task(evaluate(other, 0, [8, 9], 2))
+    await asyncio.sleep(0)
+    hold.release()
+    assert_close(await asked, library.logits([5, 6, 7], 1))
+    assert_close(await beside, library.logits([8, 9], 2))
+    assert session.forward_tokens == 0, "what it left was kept as it was when it closed"
+    assert engine.memory.sessions == 1
+
+
+async def test_nothing_is_made_of_the_logits_of_a_request_that_is_cancelled_during_its_forward(
+    engine: Engine, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, used = await engine.open(40), []
+    hold = held_run(engine, monkeypatch)
+    asked = asyncio.create_task(session.evaluate(0, [5, 6, 7], 1, used.append))
+    await hold.began()
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    hold.release()
+    # Its tokens are the session's all the same, and cached.
+    logits, timing = await session.evaluate(3, [8], 1, identity)
+    assert_close(logits, library.logits([5, 6, 7, 8], 1))
+    assert timing.forward_tokens == 1
+    assert used == []
 
 
 async def test_a_session_closed_between_the_chunks_of_its_prompt_ends_there(

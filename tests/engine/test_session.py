@@ -49,7 +49,7 @@ async def test_a_random_walk_equals_recompute(
     assert_close(await evaluate(session, 0, text), library.logits(text, 1))
     for _ in range(15):
         keep = source.randrange(max(0, len(text) - 12), len(text) + 1)
-        new = random_tokens(source, source.randrange(1, 10))
+        new = random_tokens(source, source.choice([1, 1, 2, 3, 5, 6, 9]))
         rows = source.randrange(1, len(new) + 1)
         text = text[:keep] + new
         logits, timing = await session.evaluate(keep, new, rows, identity)

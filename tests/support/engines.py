@@ -122,6 +122,18 @@ def runner_of(engine: Engine) -> ModelRunner:
     return runner
 
 
+def held_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Hold an engine in its next forward, before the books are told of it."""
+    hold, run, runner = Hold(), ModelRunner.run, runner_of(engine)
+
+    def wait_then_run(feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        hold(torch.empty(0))
+        return run(runner, feeds)
+
+    monkeypatch.setattr(runner, "run", wait_then_run)
+    return hold
+
+
 def recorded_passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[list[Feed]]:
     """Return a list that fills with the feeds of each pass from now on."""
     passes: list[list[Feed]] = []
