@@ -163,9 +163,13 @@ class Engine:
         """
         return ModelSession(self, await self._admission.reserve(capacity))
 
-    def end(self, lease: Lease) -> None:
-        """Take a session's places back; they are another's from the next pass on."""
-        self._admission.release(lease)
+    def end(self, session: ModelSession) -> None:
+        """Take a session's places back; they are another's from the next pass on. May be called again."""
+        # Under the lock from the first step on: what is being planned finds a session open to the end, or closed.
+        with self._changed:
+            lease, session.lease = session.lease, None
+            if lease is not None:
+                self._admission.release(lease)
 
     def submit(self, work: Work) -> None:
         """Let a request take part in the next pass."""

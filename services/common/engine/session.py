@@ -101,9 +101,7 @@ class ModelSession:
 
     def close(self) -> None:
         """Give the places back; requests that wait for their turn will not run. May be called again."""
-        if (lease := self.lease) is not None:
-            self.lease = None
-            self._engine.end(lease)
+        self._engine.end(self)
 
     def _submit(
         self,
