@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 
 from services.common.engine.timing import PassTiming
-from services.common.specdec.errors import CapacityError, UnknownPrefixError
+from services.common.specdec.errors import CapacityError, InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import Draft, Row, SamplingParams
 
 
@@ -76,11 +76,15 @@ class NgramSession:
         gamma: int,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield the tokens that followed, all at once, or nothing; see `ProposeSession.propose`."""
+        if (total := base_length + len(tokens)) > self._capacity:
+            raise InvalidFieldError(
+                "base_length + tokens", total, f"at most {self._capacity}, what the session reserved"
+            )
         if base_length > len(self._tokens):
             raise UnknownPrefixError(len(self._tokens))
         del self._tokens[base_length:]
         self._tokens.extend(tokens)
-        room = max(0, self._capacity - len(self._tokens))
+        room = self._capacity - len(self._tokens)
         found = continuation(self._tokens, min(gamma, room), self._min_ngram, self._max_ngram)
         if found:
             self._tokens.extend(found)

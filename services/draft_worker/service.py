@@ -15,7 +15,8 @@ from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
 from services.common.rpc.server import Server
 from services.common.rpc.worker import Inbox, Lease, Received, open_session
-from services.common.specdec.errors import UnknownPrefixError
+from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
+from services.common.specdec.types import MAX_GAMMA
 from services.draft_worker.proposer import Proposer, ProposeSession
 
 SERVICE = "paceline.v1.DraftService"
@@ -105,6 +106,8 @@ class _Answer:
         Whether another draft is sampled is decided by the clock and the inbox, never by a draft's value.
         """
         request = self.request
+        if request.gamma > MAX_GAMMA:
+            raise InvalidFieldError("gamma", request.gamma, f"at most {MAX_GAMMA}")
         # One that is overtaken asks for nothing; what it brought is sent again if the drafter did not take it in.
         gamma = request.gamma if self.inbox.is_empty else 0
         count = 0

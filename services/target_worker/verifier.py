@@ -10,7 +10,7 @@ from services.common.engine.processors import distributions
 from services.common.engine.session import ModelSession
 from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import InvalidFieldError
-from services.common.specdec.types import Row, SamplingParams
+from services.common.specdec.types import MAX_GAMMA, Row, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +70,8 @@ class VerifySession:
         """
         if not 1 <= rows <= len(tokens):
             raise InvalidFieldError("rows", rows, f"1 to {len(tokens)}, the number of tokens")
+        if rows > MAX_GAMMA + 1:
+            raise InvalidFieldError("rows", rows, f"at most {MAX_GAMMA + 1}: the most drafts of a round, and one")
         result, timing = await self._model.evaluate(
             base_length, tokens, rows, lambda logits: distributions(logits, self._params)
         )

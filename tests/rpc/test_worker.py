@@ -63,6 +63,18 @@ async def test_the_end_of_a_stream_ends_the_inbox() -> None:
         assert [request.round async for request, _ in inbox] == [0, 1]
 
 
+async def test_the_end_of_a_stream_is_no_request_that_overtakes_the_last() -> None:
+    async def one() -> AsyncIterator[draft_pb2.ProposeRequest]:
+        yield draft_pb2.ProposeRequest(round=1)
+
+    async with Inbox(one(), FOREVER_S, lambda: None) as inbox:
+        await anext(inbox)
+        await settle()
+        assert inbox.is_empty
+        with pytest.raises(StopAsyncIteration):
+            await anext(inbox)
+
+
 async def test_an_idle_stream_is_told_once_and_goes_on() -> None:
     idle: list[str] = []
     more = asyncio.Event()

@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Generic, Literal, Protocol, TypeVar
 
+import grpc
+from google.protobuf.message import DecodeError
 from opentelemetry import trace
 
 from paceline.v1 import worker_pb2
 from services.common.rpc import telemetry
 from services.common.rpc.codec import decode_sampling
+from services.common.rpc.errors import RpcError
 from services.common.specdec.errors import InvalidFieldError, WrongModelError
 from services.common.specdec.types import SamplingParams
 
@@ -129,8 +132,11 @@ class Lease(Generic[S]):
         """Return the session, opened anew where it has been given back; it then knows nothing of the text.
 
         Raises:
-            InvalidFieldError: The first request of the stream does not say how to open it.
+            InvalidFieldError: The first request of the stream does not say how to open it, or a later one does again.
         """
+        if self._start is not None and request.HasField("start"):
+            # What it asks for now is not what it would get.
+            raise InvalidFieldError("start", "set again", "set in the first message of a stream only")
         if self._session is None:
             if request.HasField("start"):
                 self._start = worker_pb2.SessionStart()
@@ -164,7 +170,8 @@ class Inbox(Generic[R]):
         self._requests = requests
         self._idle_timeout_s = idle_timeout_s
         self._on_idle = on_idle
-        self._arrived: asyncio.Queue[tuple[R, Received] | None] = asyncio.Queue()
+        self._arrived: asyncio.Queue[tuple[R, Received] | RpcError | None] = asyncio.Queue()
+        self._has_ended = False
         self._room = asyncio.Semaphore(READ_AHEAD)
 
     async def __aenter__(self) -> Inbox[R]:
@@ -178,8 +185,8 @@ class Inbox(Generic[R]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing more has come yet."""
-        return self._arrived.empty()
+        """Whether no other request has come yet. The end of a stream is none: what came before it is answered."""
+        return self._arrived.qsize() <= self._has_ended
 
     def __aiter__(self) -> Inbox[R]:
         return self
@@ -188,10 +195,12 @@ class Inbox(Generic[R]):
         item = await self._next()
         if item is None:
             raise StopAsyncIteration
+        if isinstance(item, RpcError):
+            raise item
         self._room.release()
         return item
 
-    async def _next(self) -> tuple[R, Received] | None:
+    async def _next(self) -> tuple[R, Received] | RpcError | None:
         try:
             async with asyncio.timeout(self._idle_timeout_s):
                 return await self._arrived.get()
@@ -200,13 +209,17 @@ class Inbox(Generic[R]):
         return await self._arrived.get()
 
     async def _read(self) -> None:
+        end: RpcError | None = None
         try:
             await self._room.acquire()
             async for request in self._requests:
                 self._arrived.put_nowait((request, Received(request)))
                 await self._room.acquire()
+        except DecodeError:
+            end = RpcError(grpc.StatusCode.INVALID_ARGUMENT, "a message of the stream cannot be decoded")
         finally:
-            self._arrived.put_nowait(None)
+            self._has_ended = True
+            self._arrived.put_nowait(end)
 
 
 def open_session(start: worker_pb2.SessionStart, ours: worker_pb2.ModelIdentity) -> SamplingParams:

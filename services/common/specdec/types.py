@@ -5,10 +5,13 @@ from __future__ import annotations
 import enum
 import functools
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+MAX_GAMMA: Final = 64
+"""Most drafts in a round, whoever asks: a worker holds a row over the vocabulary for each of them at once."""
 
 FloatArray: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
