@@ -41,8 +41,9 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait for a range."""
-        return sum(not granted.cancelled() for _, granted in self._queue)
+        """Sessions that wait for a range; from any thread."""
+        # Copied in one step: the event loop may change it meanwhile.
+        return sum(not granted.cancelled() for _, granted in tuple(self._queue))
 
     async def reserve(self, length: int) -> Lease:
         """Return a range of `length` places.

@@ -256,10 +256,8 @@ class Engine:
             return True
         held = self._memory.donor(lease.tokens)
         have = min(held[1], limit) if held is not None and held[0] is not lease else 0
-        if any(
-            other in prefilling and min(common, limit) >= have + BLOCK
-            for other, common in self._memory.sharing(lease.tokens).items()
-        ):
+        ahead = self._memory.sharing(lease.tokens, prefilling)
+        if any(min(common, limit) >= have + BLOCK for common in ahead.values()):
             return False
         if held is not None and have >= BLOCK:
             copies.append((held[0].start, lease.start, have))

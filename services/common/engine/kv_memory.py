@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from services.common.engine.arena import Arena
@@ -102,9 +102,9 @@ class KvMemory:
             self._kept[found[0]] = self._kept.pop(found[0])
         return found
 
-    def sharing(self, tokens: Sequence[int]) -> dict[Lease, int]:
-        """Return all whose tokens, cached or not, begin like these, and how many are common."""
-        return dict(self._index.sharing(tokens))
+    def sharing(self, tokens: Sequence[int], among: Container[Lease] | None = None) -> dict[Lease, int]:
+        """Return all, or those of `among`, whose tokens, cached or not, begin like these, and how many are common."""
+        return dict(self._index.sharing(tokens, among))
 
     def _room(self) -> int:
         """Return the longest range that the sessions leave, kept prefixes or not."""

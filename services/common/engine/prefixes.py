@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 BLOCK = 32
@@ -63,18 +63,29 @@ class PrefixIndex(Generic[H]):
             if not self._holders[key]:
                 del self._holders[key]
 
-    def sharing(self, tokens: Sequence[int]) -> Iterator[tuple[H, int]]:
-        """Yield the holders whose tokens begin like these, newest first, and how many are common, cached or not."""
-        if len(tokens) < BLOCK:
-            return
-        for holder in reversed(self._holders.get(tuple(tokens[:BLOCK]), ())):
-            yield holder, common_length(holder.tokens, tokens)
+    def sharing(self, tokens: Sequence[int], among: Container[H] | None = None) -> Iterator[tuple[H, int]]:
+        """Yield the holders whose tokens begin like these, newest first, and how many are common, cached or not.
+
+        Args:
+            tokens: The beginning.
+            among: Only these are looked at.
+        """
+        for holder in self._alike(tokens):
+            if among is None or holder in among:
+                yield holder, common_length(holder.tokens, tokens)
 
     def longest(self, tokens: Sequence[int]) -> tuple[H, int] | None:
         """Return the holder with the most of the beginning of `tokens` in its cache, and how much that is."""
         best: tuple[H, int] | None = None
-        for holder, common in self.sharing(tokens):
-            length = min(common, holder.cached)
-            if length >= BLOCK and (best is None or length > best[1]):
+        for holder in self._alike(tokens):
+            # Long prefixes take a while to compare, and of many that have one in common most have nothing to add.
+            if holder.cached <= (best[1] if best else BLOCK - 1):
+                continue
+            length = min(common_length(holder.tokens, tokens), holder.cached)
+            if best is None or length > best[1]:
                 best = holder, length
         return best
+
+    def _alike(self, tokens: Sequence[int]) -> Iterable[H]:
+        """Return the holders with the same first block, newest first."""
+        return reversed(self._holders.get(tuple(tokens[:BLOCK]), ()))
