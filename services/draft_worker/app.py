@@ -8,7 +8,7 @@ import importlib
 
 from paceline.v1 import draft_pb2_grpc, worker_pb2
 from services.common.rpc.gauges import export_engine
-from services.common.rpc.server import Server, instance_name, run
+from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.draft_worker.config import DraftSettings
 from services.draft_worker.ngram import NgramProposer
 from services.draft_worker.proposer import Proposer
@@ -50,7 +50,7 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
     from services.draft_worker.model_proposer import ModelProposer
 
     loaded = await asyncio.to_thread(prepare, load_options(settings))
-    engine = await asyncio.to_thread(Engine, loaded, engine_options(settings))
+    engine = await asyncio.to_thread(Engine, loaded, engine_options(settings), stop_this_process)
     engines.push_async_callback(engine.close)
     export_engine(engine.stats)
     info = worker_pb2.ModelInfo(

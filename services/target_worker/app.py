@@ -9,7 +9,7 @@ from paceline.v1 import target_pb2_grpc
 from services.common.engine.engine import Engine
 from services.common.engine.worker import engine_options, load_options, prepare
 from services.common.rpc.gauges import export_engine
-from services.common.rpc.server import Server, instance_name, run
+from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.target_worker.config import TargetSettings
 from services.target_worker.service import SERVICE, TargetService, serving
 from services.target_worker.verifier import Verifier
@@ -28,7 +28,7 @@ async def serve(settings: TargetSettings) -> None:
 
     async def load() -> None:
         loaded = await asyncio.to_thread(prepare, load_options(settings))
-        engine = await asyncio.to_thread(Engine, loaded, engine_options(settings))
+        engine = await asyncio.to_thread(Engine, loaded, engine_options(settings), stop_this_process)
         engines.push_async_callback(engine.close)
         export_engine(engine.stats)
         service.attach(serving(loaded, Verifier(engine), engine.context_length, instance_name(settings)))

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -105,8 +105,16 @@ class Engine:
         vocab_size: Ids 0..vocab_size-1 exist.
     """
 
-    def __init__(self, loaded: LoadedModel, options: EngineOptions) -> None:
+    def __init__(
+        self, loaded: LoadedModel, options: EngineOptions, on_death: Callable[[], None] = lambda: None
+    ) -> None:
         """Allocate the pool, check the model's attention against the library's, warm up. Takes seconds.
+
+        Args:
+            loaded: The model; the engine takes it over.
+            options: How many sessions it serves, and how.
+            on_death: Called, from whatever thread, when the passes have ended for another reason than `close`: nothing
+                that is asked from then on is answered.
 
         Raises:
             StartupError: The model cannot be served, or there is no memory for a single session.
@@ -126,6 +134,7 @@ class Engine:
         self._log_sizes(loaded, options)
         self._runner.prepare(size)
         self._runner.warm_up(options.passes.prefill_chunk)
+        self._on_death = on_death
         self._thread = threading.Thread(target=self._run, name="forward-passes", daemon=True)
         self._thread.start()
 
@@ -193,6 +202,10 @@ class Engine:
                     for source, target, length in planned.copies:
                         self._runner.copy(source, target, length)
                     self._execute(planned.shares, planned.feeds)
+        except BaseException:
+            log.critical("the thread of the passes has ended: nothing can be answered any more")
+            self._on_death()
+            raise
         finally:
             # However it ends, nobody goes on waiting for this thread.
             with self._changed:
