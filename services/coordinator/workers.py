@@ -48,11 +48,17 @@ class Workers:
             self._channels.append(opened)
             return opened
 
+        # Questions go over channels of their own, which share the connections: a channel takes its pods in turn, and a
+        # question after each attempt to open a session takes every other turn. Of two pods one would never be tried.
         self.target_stub: target_pb2_grpc.TargetServiceAsyncStub
         self.target_stub = target_pb2_grpc.TargetServiceStub(channel(settings.target, TARGET_SERVICE))
+        self._ask_target: target_pb2_grpc.TargetServiceAsyncStub
+        self._ask_target = target_pb2_grpc.TargetServiceStub(channel(settings.target, TARGET_SERVICE))
         self.draft_stub: draft_pb2_grpc.DraftServiceAsyncStub | None = None
+        self._ask_draft: draft_pb2_grpc.DraftServiceAsyncStub | None = None
         if settings.draft:
             self.draft_stub = draft_pb2_grpc.DraftServiceStub(channel(settings.draft, DRAFT_SERVICE))
+            self._ask_draft = draft_pb2_grpc.DraftServiceStub(channel(settings.draft, DRAFT_SERVICE))
         self.target: Target | None = None
         self.draft: worker_pb2.ModelInfo | None = None
         # Those seen last: in a roll-out two models answer in turn, and a tokenizer takes a moment to build.
@@ -65,8 +71,8 @@ class Workers:
     def start(self) -> None:
         """Begin to look for the workers."""
         self._tasks = [asyncio.create_task(self._watch_target())]
-        if self.draft_stub is not None:
-            self._tasks.append(asyncio.create_task(self._watch_draft(self.draft_stub)))
+        if self._ask_draft is not None:
+            self._tasks.append(asyncio.create_task(self._watch_draft(self._ask_draft)))
 
     async def wait_for_target(self) -> None:
         """Wait until the first target has been found."""
@@ -95,7 +101,7 @@ class Workers:
             await self._pause(found=self.target is not None)
 
     async def _find_target(self) -> None:
-        reply = await self.target_stub.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest(), timeout=_CALL_S)
+        reply = await self._ask_target.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest(), timeout=_CALL_S)
         info = reply.model
         if self.target is not None and info.identity == self.target.info.identity:
             return
@@ -113,9 +119,13 @@ class Workers:
 
     async def _describe(self, info: worker_pb2.ModelInfo) -> Target | None:
         """Return a model with its tokenizer; None where the tokenizer that came is another model's."""
-        files = await self.target_stub.GetTokenizer(target_pb2.GetTokenizerRequest(), timeout=_CALL_S)
-        if files.identity != info.identity:
-            # Two pods answered, of different models: in the middle of a roll-out. The next time they may agree.
+        # Of two pods, with different models in the middle of a roll-out, it is the other's turn now, and then the first
+        # one's again.
+        for _ in range(2):
+            files = await self._ask_target.GetTokenizer(target_pb2.GetTokenizerRequest(), timeout=_CALL_S)
+            if files.identity == info.identity:
+                break
+        else:
             log.info("target: the tokenizer is another worker's than the model, asking again")
             return None
         # Building a tokenizer takes a good part of a second.

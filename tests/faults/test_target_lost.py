@@ -269,6 +269,25 @@ async def test_a_full_target_is_left_for_another(request_number: int, undisturbe
         check_same(reply, undisturbed)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+async def test_of_two_full_targets_the_one_that_has_room_again_is_found(which: int, undisturbed: Reply) -> None:
+    """Whatever else is asked of them in between: attempts go to both in turn."""
+    async with scripted_cluster(LAW, spares=1) as cluster:
+        (spare,) = cluster.spare_targets
+        await spare.serve()
+        targets = (cluster.target, spare)
+        for target in targets:
+            target.script = TargetScript(die_on=range(1, 10_000), die_as=STATUS.RESOURCE_EXHAUSTED)
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(cluster.generate(PROMPT, **REQUEST))
+            # So often that the coordinator asks who they are in every pause.
+            await until(lambda: min(target.requests for target in targets) >= 3, "both have been asked")
+            full, before = targets[1 - which], targets[1 - which].requests
+            targets[which].script = TargetScript()
+        assert full.requests <= before + 2
+    check_same(answer.result(), undisturbed)
+
+
 async def test_a_target_that_changes_before_the_first_round_is_planned_for_anew() -> None:
     """Another model takes over between the coordinator's last look and the first Verify: no waiting, no mixing."""
     async with scripted_cluster(LAW) as cluster:
