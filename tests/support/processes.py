@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -34,10 +35,34 @@ GREEDY = worker_pb2.SamplingParams(temperature=0.0)
 _CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
-class Service:
-    """One service: its process, its address, its log."""
+@dataclass(frozen=True)
+class Place:
+    """Where a process runs.
 
-    def __init__(self, kind: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    Attributes:
+        host: The address it listens on.
+        prefix: What its command begins with.
+    """
+
+    host: str = "127.0.0.1"
+    prefix: Sequence[str] = ()
+
+
+HERE = Place()
+
+
+class Service:
+    """One service: its process, its address, its log.
+
+    Attributes:
+        package: Where its module is.
+    """
+
+    package = "services"
+
+    def __init__(
+        self, kind: str, arguments: Sequence[str], env: Mapping[str, str], log: Path, place: Place = HERE
+    ) -> None:
         """Start a process.
 
         Args:
@@ -45,13 +70,15 @@ class Service:
             arguments: Of its command.
             env: Added to an environment without OTEL_ and PACELINE_ variables, but for PACELINE_HOME.
             log: Gets its standard error.
+            place: Where it runs.
         """
         self.kind = kind
+        self._place = place
         self._arguments = list(arguments)
         self._env = _clean_environment() | dict(env)
         self._log = log
         self._address = ""
-        self._process = self._spawn("127.0.0.1:0")
+        self._process = self._spawn(f"{place.host}:0")
 
     @property
     def address(self) -> str:
@@ -115,7 +142,8 @@ class Service:
             self._process.stdout.close()
 
     def _spawn(self, listen: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", f"services.{self.kind}", "--listen", listen, *self._arguments]
+        python = [*self._place.prefix, sys.executable, "-m"]
+        command = [*python, f"{self.package}.{self.kind}", "--listen", listen, *self._arguments]
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=self._env
@@ -176,13 +204,13 @@ class Processes:
         for service in reversed(self._services):
             service.close()
 
-    def target(self, *arguments: str, env: Mapping[str, str] | None = None) -> Service:
+    def target(self, *arguments: str, env: Mapping[str, str] | None = None, place: Place = HERE) -> Service:
         """Start a target worker, with `env` added to its environment."""
-        return self._add(Service, "target_worker", arguments, env)
+        return self._add(Service, "target_worker", arguments, env, place)
 
-    def draft(self, *arguments: str, env: Mapping[str, str] | None = None) -> Service:
+    def draft(self, *arguments: str, env: Mapping[str, str] | None = None, place: Place = HERE) -> Service:
         """Start a draft worker, with `env` added to its environment."""
-        return self._add(Service, "draft_worker", arguments, env)
+        return self._add(Service, "draft_worker", arguments, env, place)
 
     def coordinator(
         self,
@@ -190,6 +218,7 @@ class Processes:
         draft: Service | None,
         *arguments: str,
         env: Mapping[str, str] | None = None,
+        place: Place = HERE,
         wait_for_draft: bool = True,
     ) -> Coordinator:
         """Start a coordinator once its workers serve, and wait until it does.
@@ -199,6 +228,7 @@ class Processes:
             draft: Its draft worker, if it is to have one.
             arguments: More of its command. By default no draft is ever late.
             env: Added to its environment.
+            place: Where it runs.
             wait_for_draft: Return only when the draft is used.
         """
         for worker in (target, draft):
@@ -206,15 +236,17 @@ class Processes:
                 worker.wait_until_serving()
         addresses = ("--target", target.address, "--draft", draft.address if draft else "")
         defaults = ("--draft-timeout-s", "60", "--shutdown-grace-s", "5")
-        coordinator = self._add(Coordinator, "coordinator", (*addresses, *defaults, *arguments), env)
+        coordinator = self._add(Coordinator, "coordinator", (*addresses, *defaults, *arguments), env, place)
         coordinator.wait_until_serving()
         if draft is not None and wait_for_draft:
             coordinator.wait_for_draft()
         return coordinator
 
-    def _add(self, made: type[S], kind: str, arguments: Sequence[str], env: Mapping[str, str] | None) -> S:
+    def _add(
+        self, made: type[S], kind: str, arguments: Sequence[str], env: Mapping[str, str] | None, place: Place = HERE
+    ) -> S:
         log = self._folder / f"{len(self._services)}-{kind}.log"
-        service = made(kind, arguments, self._env | dict(env or {}), log)
+        service = made(kind, arguments, self._env | dict(env or {}), log, place)
         self._services.append(service)
         return service
 

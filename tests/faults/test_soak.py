@@ -1,0 +1,147 @@
+"""Hundreds of short sessions of all kinds through real processes: nothing grows and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from paceline.v1 import coordinator_pb2 as pb
+from paceline.v1 import coordinator_pb2_grpc, worker_pb2
+from tests.faults.conftest import OFFLINE
+from tests.support.processes import GREEDY, Coordinator, Processes, Service
+
+pytestmark = pytest.mark.slow
+SESSIONS = 800
+AT_ONCE = 8
+# The means of these are compared: 400 sessions lie between them.
+EARLY, LATE = slice(300, 400), slice(700, 800)
+# A leak of 5 KiB a session at a worker, or of 10 at a coordinator, each of which serves half of them, is caught; the
+# allocators' own unrest is a megabyte.
+MOST_GROWTH_MIB = 2.0
+# 8,192 tokens of 256 bytes in the target, all of which have soon been written to, so that all is resident early.
+POOL = ("--dtype", "float32", "--kv-cache-memory", "2MiB", "--session-wait-s", "60")
+POOL_TOKENS = 3_900
+# Two that are bounded, but grow for longer than this takes: an arena a thread, and the products of every new shape that
+# oneDNN prepares and keeps, 1,024 of them, some 150 MiB.
+STEADY = {"MALLOC_ARENA_MAX": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+PREFIXES = [f"{word} " * 20 for word in ("Once", "upon", "a", "time", "there")]
+PLAIN = worker_pb2.SamplingParams(temperature=1.0)
+
+
+@dataclass(frozen=True)
+class Paceline:
+    """A target, both kinds of draft, and a coordinator for each of them."""
+
+    target: Service
+    drafts: Sequence[Service]
+    coordinators: Sequence[Coordinator]
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """All, by what they are."""
+        model, ngram = self.drafts
+        of_model, of_ngram = self.coordinators
+        return {
+            "target": self.target,
+            "draft (model)": model,
+            "draft (n-gram)": ngram,
+            "coordinator (model)": of_model,
+            "coordinator (n-gram)": of_ngram,
+        }
+
+
+@pytest.fixture
+def paceline(models: Path, tmp_path: Path) -> Iterator[Paceline]:
+    with Processes(tmp_path, OFFLINE | STEADY) as run:
+        target = run.target("--model", str(models / "target"), *POOL)
+        drafts = [run.draft("--drafter", "model", "--model", str(models / "draft"), *POOL), run.draft()]
+        yield Paceline(target, drafts, [run.coordinator(target, draft) for draft in drafts])
+
+
+def request(n: int, **fields: Any) -> pb.GenerateRequest:
+    made: dict[str, Any] = {
+        "text": f"{PREFIXES[n % len(PREFIXES)]}{n} {'x' * (n * 7 % 60)}",
+        "gamma": n % 6,
+        "seed": n,
+        "max_tokens": 8 + n * 5 % 40,
+        "sampling": GREEDY if n % 4 < 2 else PLAIN,
+        "stop": pb.StopConditions(ignore_eos=True),
+    }
+    return pb.GenerateRequest(**made | fields)
+
+
+async def session(address: str, n: int) -> None:
+    """Be one client. A fifth of them leave in the middle, every other one of those with its connection only."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        leaves = n % 5 == 0
+        call = stub.Generate(request(n, max_tokens=500) if leaves else request(n), timeout=100)
+        items = aiter(call)
+        if leaves:
+            for _ in range(1 + n // 5 % 5):
+                await anext(items)
+            if n % 2:
+                call.cancel()
+            return
+        last = [item async for item in items][-1]
+        assert last.WhichOneof("item") == "result"
+
+
+def anonymous_mib(service: Service) -> float:
+    """Return the resident memory that is not of files."""
+    memory = psutil.Process(service.pid).memory_info()
+    return float(memory.rss - memory.shared) / 2**20
+
+
+def descriptors(service: Service) -> int:
+    return int(psutil.Process(service.pid).num_fds())
+
+
+async def soak(paceline: Paceline, sessions: range) -> dict[str, list[float]]:
+    """Run the sessions and return the memory of each service as each of them ended."""
+    resident: dict[str, list[float]] = {name: [] for name in paceline.services}
+    waiting = iter(sessions)
+
+    async def client() -> None:
+        for n in waiting:
+            await session(paceline.coordinators[n // 6 % 2].address, n)
+            for name, service in paceline.services.items():
+                resident[name].append(anonymous_mib(service))
+
+    await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+    return resident
+
+
+def need_both_pools(paceline: Paceline) -> None:
+    """Be admitted at the target with a session that fits only if it has the pool almost to itself, twice over."""
+    for coordinator in paceline.coordinators:
+        with coordinator.connected() as stub, contextlib.ExitStack() as stack:
+            for n in range(2):
+                call = stub.Generate(request(n, gamma=3, max_tokens=POOL_TOKENS), timeout=20)
+                stack.callback(call.cancel)
+                next(iter(call))
+
+
+async def test_eight_hundred_sessions_leave_memory_and_descriptors_as_they_were(paceline: Paceline) -> None:
+    await soak(paceline, range(16))
+    before = {name: descriptors(service) for name, service in paceline.services.items()}
+    resident = await soak(paceline, range(SESSIONS))
+    growth = {}
+    for name, mib in resident.items():
+        early, late = statistics.fmean(mib[EARLY]), statistics.fmean(mib[LATE])
+        growth[name] = late - early
+        print(f"{name}: {mib[0]:.1f} MiB at first, {early:.2f} early, {late:.2f} late, {late - early:+.2f}")
+    await asyncio.to_thread(need_both_pools, paceline)
+    after = {name: descriptors(service) for name, service in paceline.services.items()}
+    print(f"descriptors: {before} {after}")
+    assert {name: mib for name, mib in growth.items() if mib > MOST_GROWTH_MIB} == {}
+    assert {name: n for name, n in after.items() if n > before[name] + 2} == {}
