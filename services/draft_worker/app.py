@@ -22,7 +22,7 @@ async def serve(settings: DraftSettings) -> None:
         StartupError: The model or the address cannot be had.
     """
     server = Server(settings, [SERVICE])
-    service = DraftService(server, settings.idle_timeout_s)
+    service = DraftService(server, settings.idle_timeout_s, settings.max_streams)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(service, server.grpc)
 
     engines = contextlib.AsyncExitStack()

@@ -14,7 +14,7 @@ from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
 from services.common.rpc.server import Server
-from services.common.rpc.worker import Inbox, Lease, Received, open_session
+from services.common.rpc.worker import Inbox, Lease, Received, Streams, open_session
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import MAX_GAMMA
 from services.draft_worker.proposer import Proposer, ProposeSession
@@ -35,15 +35,17 @@ class Serving:
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
     """Serves Propose; UNAVAILABLE until a drafter is attached."""
 
-    def __init__(self, server: Server, idle_timeout_s: float) -> None:
+    def __init__(self, server: Server, idle_timeout_s: float, max_streams: int) -> None:
         """Serve nothing yet.
 
         Args:
             server: Tells whether it drains, which every reply says.
             idle_timeout_s: A session that is asked nothing for this long gives its cache back.
+            max_streams: Most sessions open at once, those without a cache too.
         """
         self._server = server
         self._idle_timeout_s = idle_timeout_s
+        self._streams = Streams(max_streams)
         self._serving: Serving | None = None
 
     def attach(self, serving: Serving) -> None:
@@ -64,8 +66,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         """Serve one session: its KV cache lives no longer than this call."""
         async with statuses(context) as call:
             warm = self._warm()
-            lease = Lease(partial(_open, warm))
-            try:
+            with self._streams, contextlib.closing(Lease(partial(_open, warm))) as lease:
                 # Read ahead: a request that arrives while an older one is being answered ends that one.
                 async with Inbox(requests, self._idle_timeout_s, lease.close) as inbox:
                     async for request, received in inbox:
@@ -76,8 +77,6 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
                             async for reply in replies:
                                 reply.draining = self._server.draining
                                 await context.write(reply)
-            finally:
-                lease.close()
 
     def _warm(self) -> Serving:
         if self._serving is None:

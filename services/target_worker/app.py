@@ -22,7 +22,7 @@ async def serve(settings: TargetSettings) -> None:
         StartupError: The model or the address cannot be had.
     """
     server = Server(settings, [SERVICE])
-    service = TargetService(server, settings.idle_timeout_s)
+    service = TargetService(server, settings.idle_timeout_s, settings.max_streams)
     target_pb2_grpc.add_TargetServiceServicer_to_server(service, server.grpc)
     engines = contextlib.AsyncExitStack()
 

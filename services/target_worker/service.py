@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from services.common.engine.model import LoadedModel
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
 from services.common.rpc.server import Server
-from services.common.rpc.worker import Inbox, Lease, Received, open_session
+from services.common.rpc.worker import Inbox, Lease, Received, Streams, open_session
 from services.common.specdec.errors import UnknownPrefixError
 from services.target_worker.verifier import Verifier, VerifySession
 
@@ -53,15 +54,17 @@ def serving(loaded: LoadedModel, verifier: Verifier, context_length: int, worker
 class TargetService(target_pb2_grpc.TargetServiceServicer):
     """Serves Verify; UNAVAILABLE until a model is attached."""
 
-    def __init__(self, server: Server, idle_timeout_s: float) -> None:
+    def __init__(self, server: Server, idle_timeout_s: float, max_streams: int) -> None:
         """Serve nothing yet.
 
         Args:
             server: Tells whether it drains, which every reply says.
             idle_timeout_s: A session that is asked nothing for this long gives its cache back.
+            max_streams: Most sessions open at once, those without a cache too.
         """
         self._server = server
         self._idle_timeout_s = idle_timeout_s
+        self._streams = Streams(max_streams)
         self._serving: Serving | None = None
 
     def attach(self, serving: Serving) -> None:
@@ -89,8 +92,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         """Serve one session: its KV cache lives no longer than this call."""
         async with statuses(context) as call:
             warm = self._warm()
-            lease = Lease(partial(_open, warm))
-            try:
+            with self._streams, contextlib.closing(Lease(partial(_open, warm))) as lease:
                 async with Inbox(requests, self._idle_timeout_s, lease.close) as inbox:
                     async for request, received in inbox:
                         call.request_id = request.start.request_id or call.request_id
@@ -98,8 +100,6 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                         reply = await self._verify(session, request, received, warm.info)
                         reply.draining = self._server.draining
                         await context.write(reply)
-            finally:
-                lease.close()
 
     async def _verify(
         self,

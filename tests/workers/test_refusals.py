@@ -25,6 +25,8 @@ from tests.support.models import make_tiny_llama
 
 BIGGEST = 2**32 - 1
 NGRAM = worker_pb2.ModelIdentity(model_id="ngram")
+IDLE_S = 1.5
+MAX_STREAMS = 8
 TARGET = "paceline.v1.TargetService"
 
 
@@ -64,7 +66,7 @@ async def workers(tmp_path: Path, start_engine: StartEngine) -> AsyncIterator[Wo
     loaded = load(make_tiny_llama(tmp_path / "target"))
     engine = await start_engine(loaded)
     server = Server(ServerSettings(), [TARGET])
-    target, draft = TargetService(server, 60.0), DraftService(server, 60.0)
+    target, draft = TargetService(server, IDLE_S, MAX_STREAMS), DraftService(server, IDLE_S, MAX_STREAMS)
     served = serving(loaded, Verifier(engine), engine.context_length, "target")
     target.attach(served)
     draft.attach(Serving(NgramProposer(), worker_pb2.ModelInfo(identity=NGRAM)))
@@ -135,3 +137,17 @@ async def test_bytes_that_are_no_message_are_said_to_be_none(workers: Workers) -
 async def test_a_client_that_has_nothing_more_to_ask_gets_its_answer_whole(workers: Workers) -> None:
     for _ in range(5):
         assert await workers.proposed(propose(tokens=[3, 4, 5, 3, 4], gamma=3)) == [5, 3, 4]
+
+
+async def test_streams_that_ask_nothing_are_bounded_in_number_and_in_time(workers: Workers) -> None:
+    stub = draft_pb2_grpc.DraftServiceStub(workers.channel)
+    silent = [stub.Propose() for _ in range(MAX_STREAMS + 3)]
+    codes = [await call.code() for call in silent]
+    assert sorted(code.name for code in codes) == ["DEADLINE_EXCEEDED"] * MAX_STREAMS + ["RESOURCE_EXHAUSTED"] * 3
+    details = {await call.details() for call in silent}
+    assert details == {
+        "nothing was asked within 1.5 s (--idle-timeout-s)",
+        f"{MAX_STREAMS} streams are open at this worker, the limit (--max-streams)",
+    }
+    assert await workers.proposed(propose(tokens=[3, 4, 3], gamma=1)) == []
+    assert len(await workers.verified(workers.verify(tokens=[3], rows=1))) == 1

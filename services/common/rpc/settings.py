@@ -68,6 +68,9 @@ class ModelSettings(ServerSettings):
     max_sessions: int = Field(64, ge=1, description="Sessions served at once, each with its part of the KV cache.")
     max_waiting_sessions: int = Field(64, ge=0, description="Sessions that may wait for room; more are refused.")
     session_wait_s: float = Field(10.0, gt=0, description="A session that waits longer than this is refused.")
+    max_streams: int = Field(
+        1024, ge=1, description="Streams open at once, those that are idle and have no session too; more are refused."
+    )
     idle_timeout_s: float = Field(
         60.0,
         gt=0,

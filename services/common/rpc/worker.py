@@ -16,7 +16,7 @@ from paceline.v1 import worker_pb2
 from services.common.rpc import telemetry
 from services.common.rpc.codec import decode_sampling
 from services.common.rpc.errors import RpcError
-from services.common.specdec.errors import InvalidFieldError, WrongModelError
+from services.common.specdec.errors import CapacityError, InvalidFieldError, WrongModelError
 from services.common.specdec.types import SamplingParams
 
 # A coordinator sends one request after the other; what it sends on top of these waits in its own buffers.
@@ -153,6 +153,28 @@ class Lease(Generic[S]):
             self._session = None
 
 
+class Streams:
+    """Counts the streams of a worker. Sessions are fewer: a stream that is idle has none."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open = 0
+
+    def __enter__(self) -> None:
+        """Count a stream in.
+
+        Raises:
+            CapacityError: `limit` streams are open.
+        """
+        if self._open >= self._limit:
+            raise CapacityError(f"{self._limit} streams are open at this worker, the limit (--max-streams)")
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Count it out."""
+        self._open -= 1
+
+
 class Inbox(Generic[R]):
     """A stream's requests in order, a few of them read ahead, so that waiting for one can be given up.
 
@@ -165,12 +187,13 @@ class Inbox(Generic[R]):
         Args:
             requests: The stream.
             idle_timeout_s: How long a stream may be silent,
-            on_idle: and what is done then; the stream goes on.
+            on_idle: and what is done then; the stream goes on, unless it has never asked for anything.
         """
         self._requests = requests
         self._idle_timeout_s = idle_timeout_s
         self._on_idle = on_idle
         self._arrived: asyncio.Queue[tuple[R, Received] | RpcError | None] = asyncio.Queue()
+        self._has_begun = False
         self._has_ended = False
         self._room = asyncio.Semaphore(READ_AHEAD)
 
@@ -197,6 +220,7 @@ class Inbox(Generic[R]):
             raise StopAsyncIteration
         if isinstance(item, RpcError):
             raise item
+        self._has_begun = True
         self._room.release()
         return item
 
@@ -205,6 +229,9 @@ class Inbox(Generic[R]):
             async with asyncio.timeout(self._idle_timeout_s):
                 return await self._arrived.get()
         except TimeoutError:
+            if not self._has_begun:
+                told = f"nothing was asked within {self._idle_timeout_s:g} s (--idle-timeout-s)"
+                raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, told) from None
             self._on_idle()
         return await self._arrived.get()
 
