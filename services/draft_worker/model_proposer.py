@@ -60,6 +60,9 @@ class ModelProposeSession:
         length = base_length + len(tokens)
         count = min(gamma, self._model.capacity - length + 1)
         if length == 0 or count <= 0:
+            if 0 < length <= self._model.capacity:
+                # The next request builds on these tokens, and drafts of an earlier round may stand in their place.
+                self._model.note(base_length, tokens)
             return
         offset = 0
 

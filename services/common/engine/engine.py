@@ -244,17 +244,18 @@ class Engine:
 
     def _wanted(self, work: Work) -> bool:
         """Begin a request that has not begun; tell whether it is to be served at all."""
-        if work.cancelled:
-            work.finish(SessionClosedError())
-            return False
         try:
             if work.begun:
                 work.lease  # noqa: B018 - raises when the session has been closed
             else:
+                # One that is cancelled too: its owner goes on from the sequence that it asked for.
                 work.begin()
                 self._memory.publish(work.lease)
         except (SessionClosedError, UnknownPrefixError) as error:
             work.finish(error)
+            return False
+        if work.cancelled:
+            work.finish(SessionClosedError())
             return False
         return True
 

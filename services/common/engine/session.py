@@ -99,6 +99,19 @@ class ModelSession:
             work.cancelled = True
             work.done.cancel()
 
+    def note(self, base_length: int, tokens: Sequence[int]) -> None:
+        """Keep `base_length` tokens, append `tokens`, before whatever is asked next; nothing is fed for it.
+
+        Where `base_length` is past the end of the sequence nothing changes, and what is asked next will be told.
+
+        Raises:
+            InvalidFieldError: A token id or a length that cannot be; nothing has changed.
+            SessionClosedError: The session was closed.
+        """
+        work = self._submit(base_length, tokens, 1, lambda _: None)
+        work.cancelled = True
+        work.done.cancel()
+
     def close(self) -> None:
         """Give the places back; requests that wait for their turn will not run. May be called again."""
         self._engine.end(self)
