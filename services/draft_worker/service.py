@@ -14,7 +14,7 @@ from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
 from services.common.rpc.server import Server
-from services.common.rpc.worker import Inbox, Lease, Received, Streams, open_session
+from services.common.rpc.worker import Inbox, Lease, Received, Streams, open_session, send
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import MAX_GAMMA
 from services.draft_worker.proposer import Proposer, ProposeSession
@@ -76,7 +76,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
                         async with contextlib.aclosing(answer.replies()) as replies:
                             async for reply in replies:
                                 reply.draining = self._server.draining
-                                await context.write(reply)
+                                await send(context, reply, self._idle_timeout_s)
 
     def _warm(self) -> Serving:
         if self._serving is None:

@@ -14,7 +14,7 @@ from services.common.engine.model import LoadedModel
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
 from services.common.rpc.server import Server
-from services.common.rpc.worker import Inbox, Lease, Received, Streams, open_session
+from services.common.rpc.worker import Inbox, Lease, Received, Streams, open_session, send
 from services.common.specdec.errors import UnknownPrefixError
 from services.target_worker.verifier import Verifier, VerifySession
 
@@ -99,7 +99,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                         session = await lease.session(request)
                         reply = await self._verify(session, request, received, warm.info)
                         reply.draining = self._server.draining
-                        await context.write(reply)
+                        await send(context, reply, self._idle_timeout_s)
 
     async def _verify(
         self,

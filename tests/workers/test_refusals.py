@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ TARGET = "paceline.v1.TargetService"
 class Workers:
     """Both workers on one port."""
 
+    address: str
     channel: grpc.aio.Channel
     engine: Engine
     identity: worker_pb2.ModelIdentity
@@ -72,8 +75,9 @@ async def workers(tmp_path: Path, start_engine: StartEngine) -> AsyncIterator[Wo
     draft.attach(Serving(NgramProposer(), worker_pb2.ModelInfo(identity=NGRAM)))
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server.grpc)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server.grpc)
-    async with grpc.aio.insecure_channel(await server.listen()) as channel:
-        yield Workers(channel, engine, served.info.identity)
+    address = await server.listen()
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield Workers(address, channel, engine, served.info.identity)
     await server.grpc.stop(None)
 
 
@@ -151,3 +155,22 @@ async def test_streams_that_ask_nothing_are_bounded_in_number_and_in_time(worker
     }
     assert await workers.proposed(propose(tokens=[3, 4, 3], gamma=1)) == []
     assert len(await workers.verified(workers.verify(tokens=[3], rows=1))) == 1
+
+
+async def test_a_client_that_takes_no_reply_in_keeps_no_session(workers: Workers) -> None:
+    narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16384)]
+    async with grpc.aio.insecure_channel(workers.address, options=narrow) as channel:
+        call = target_pb2_grpc.TargetServiceStub(channel).Verify()
+        # A reply of 80 kB. Asked often enough, none of it is read.
+        await call.write(workers.verify(tokens=[3] * 70, rows=MAX_GAMMA + 1))
+        for index in range(20):
+            again = target_pb2.VerifyRequest(round=index, base_length=5, tokens=[3] * 65, rows=MAX_GAMMA + 1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await call.write(again)
+        async with asyncio.timeout(30):
+            while workers.engine.memory.sessions:
+                await asyncio.sleep(0.05)
+        assert not call.done(), "it is still there"
+        assert len((await workers.verified(workers.verify(tokens=[3], rows=1)))[0].rows) == 1
+        call.cancel()

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Generic, Literal, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from opentelemetry import trace
 
 from paceline.v1 import worker_pb2
 from services.common.rpc import telemetry
 from services.common.rpc.codec import decode_sampling
-from services.common.rpc.errors import RpcError
+from services.common.rpc.errors import Context, RpcError
 from services.common.specdec.errors import CapacityError, InvalidFieldError, WrongModelError
 from services.common.specdec.types import SamplingParams
 
@@ -247,6 +247,20 @@ class Inbox(Generic[R]):
         finally:
             self._has_ended = True
             self._arrived.put_nowait(end)
+
+
+async def send(context: Context, reply: Message, timeout_s: float) -> None:
+    """Send a reply.
+
+    Raises:
+        RpcError: DEADLINE_EXCEEDED, the peer has taken nothing in for `timeout_s`: its session is wanted by others.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await context.write(reply)
+    except TimeoutError:
+        told = f"a reply was not taken in within {timeout_s:g} s (--idle-timeout-s)"
+        raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, told) from None
 
 
 def open_session(start: worker_pb2.SessionStart, ours: worker_pb2.ModelIdentity) -> SamplingParams:
