@@ -13,15 +13,15 @@ import pytest
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import worker_pb2
 from tests.faults.conftest import OFFLINE
-from tests.faults.load import STREAMS, requests, under_load
+from tests.faults.load import STREAMS, check_same, lost, name, requests, under_load
 from tests.support.cluster import Reply
 from tests.support.hosts import Host, Hosts, missing
-from tests.support.processes import GREEDY, Coordinator, Processes, Service
+from tests.support.processes import GREEDY, Coordinator, Processes
 
 _WHY_NOT = missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)]
 PLAIN = worker_pb2.SamplingParams(temperature=1.0)
-LENGTH = 300
+LENGTH = 200
 KEEPALIVE_S = 1.0
 # A silent peer is found within twice the interval. Then comes a back-off of the coordinator, at most a second, and the
 # rest is for a loaded machine: with the interval that is the default this takes 20 s.
@@ -44,10 +44,6 @@ class Apart:
     hosts: dict[str, Host]
     coordinator: Coordinator
     elsewhere: Coordinator
-
-
-def name(workers: Sequence[Service]) -> str:
-    return f"ipv4:{','.join(worker.address for worker in workers)}"
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +88,6 @@ def mended(host: Host) -> Iterator[None]:
         yield
     finally:
         host.mend()
-
-
-def check_same(replies: Sequence[Reply], undisturbed: Sequence[Reply]) -> None:
-    assert [reply.tokens for reply in replies] == [reply.tokens for reply in undisturbed]
-
-
-def lost(coordinator: Coordinator, which: str) -> int:
-    return coordinator.log.count(f"{which} lost")
 
 
 def until_used(coordinator: Coordinator, which: str, worker: str) -> None:

@@ -14,17 +14,21 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from paceline.v1 import coordinator_pb2_grpc, worker_pb2
 from tests.faults.conftest import OFFLINE
-from tests.faults.load import STREAMS, requests, under_load
+from tests.faults.load import STREAMS, as_long_as, back, check_same, lost, name, requests, under_load
 from tests.support.cluster import Reply
 from tests.support.processes import GREEDY, Coordinator, Processes, Service
 
 # Minutes on two cores: every restart loads a model. The same is shown in seconds by `test_draining`, with scripts.
 pytestmark = pytest.mark.slow
 PLAIN = worker_pb2.SamplingParams(temperature=1.0)
-LENGTH = 300
+LENGTH = 200
+# Of a context of 4,096.
+LONGEST = 4_000
 FLOAT32 = ("--dtype", "float32")
 # A worker that nobody can leave is gone after this, in the middle of every stream.
 SHORT_GRACE = ("--shutdown-grace-s", "1")
@@ -37,10 +41,6 @@ class Two:
     targets: Sequence[Service]
     drafts: Sequence[Service]
     coordinator: Coordinator
-
-
-def name(workers: Sequence[Service]) -> str:
-    return f"ipv4:{','.join(worker.address for worker in workers)}"
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +72,6 @@ def sampled(two: Two) -> list[Reply]:
 def greedy(two: Two) -> list[Reply]:
     """The undisturbed answers."""
     return under_load(two.coordinator, requests(sampling=GREEDY, max_tokens=LENGTH))
-
-
-def check_same(replies: Sequence[Reply], undisturbed: Sequence[Reply]) -> None:
-    assert [reply.tokens for reply in replies] == [reply.tokens for reply in undisturbed]
-    assert [reply.text for reply in replies] == [reply.text for reply in undisturbed]
-
-
-def back(worker: Service) -> None:
-    worker.restart()
-    worker.wait_until_serving()
-
-
-def lost(coordinator: Coordinator, which: str) -> int:
-    return coordinator.log.count(f"{which} lost")
 
 
 def moves(coordinator: Coordinator, which: str) -> int:
@@ -131,20 +117,53 @@ def test_a_target_killed_with_a_second_one_up(two: Two, sampled: list[Reply]) ->
     back(two.targets[0])
 
 
-def test_a_rolling_restart_of_all_workers_twice(two: Two, greedy: list[Reply]) -> None:
+def test_a_target_that_is_stopped_is_left_when_it_has_been_silent_too_long(
+    processes: Processes, two: Two, sampled: list[Reply]
+) -> None:
+    """It is the time limit that finds it: keepalive takes 20 s."""
+    silent = ("--verify-timeout-s", "2", "--target-retry-s", "60")
+    both = ("--target", name(two.targets), "--draft", name(two.drafts))
+    coordinator = processes.coordinator(two.targets[0], two.drafts[0], *both, *silent)
+    stopped = two.targets[0]
+    try:
+        replies = under_load(
+            coordinator, requests(sampling=PLAIN, max_tokens=LENGTH), lambda: stopped.signal(signal.SIGSTOP)
+        )
+    finally:
+        stopped.signal(signal.SIGCONT)
+    check_same(replies, sampled)
+    assert "silent for 2 s" in coordinator.log
+    waits = [max(row.total_ms for row in reply.result.speculation.per_round) / 1e3 for reply in replies]
+    assert max(waits) >= 2
+
+
+def test_a_rolling_restart_of_all_workers_twice(two: Two, models: Path, greedy: list[Reply]) -> None:
     def roll() -> None:
-        for worker in (*two.targets, *two.drafts) * 2:
-            assert worker.stop() == 0
-            back(worker)
+        # A target and a draft at a time: most of the time that this takes goes into their imports.
+        for pair in list(zip(two.targets, two.drafts, strict=True)) * 2:
+            assert [worker.stop() for worker in pair] == [0, 0]
+            for worker in pair:
+                worker.restart()
+            for worker in pair:
+                worker.wait_until_serving()
 
     moved = {which: moves(two.coordinator, which) for which in ("target", "draft")}
-    rolled = under_load(two.coordinator, requests(sampling=GREEDY, max_tokens=3_000), roll)
+    answers = as_long_as(two.coordinator, requests(sampling=GREEDY, max_tokens=LONGEST), roll)
     for which, before in moved.items():
-        # Long enough to be running still when the last of four was stopped, most of them.
+        # Most of them were running still when the last of four was stopped.
         assert moves(two.coordinator, which) - before >= 3 * STREAMS
-    for reply, short in zip(rolled, greedy, strict=True):
-        assert reply.tokens[:LENGTH] == short.tokens
-        assert len(reply.tokens) == 3_000
+    for tokens, reply in zip(answers, greedy, strict=True):
+        assert tokens[:LENGTH] == reply.tokens
+        check_greedy(models / "target", list(reply.result.prompt_token_ids), tokens)
+
+
+def check_greedy(folder: Path, prompt: list[int], tokens: list[int]) -> None:
+    """Check that each token is the likeliest after those before it, up to float noise."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    behind = logits.max(dim=-1).values - logits[torch.arange(len(tokens)), tokens]
+    assert behind.max() < 1e-3
 
 
 def test_one_lone_target_and_draft_restarted_under_load(

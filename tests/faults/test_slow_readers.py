@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from paceline.v1 import coordinator_pb2 as pb
@@ -25,10 +28,11 @@ SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WIND
 # A chunk of one letter is 20 bytes with its frame, and the server fills the client's window.
 MOST_AHEAD = WINDOW_BYTES // 10
 LENGTH = 8_000
+PAST_EOS = pb.StopConditions(ignore_eos=True)
 
 
 def request(**fields: object) -> pb.GenerateRequest:
-    made = {"gamma": 0, "seed": 5, "max_tokens": LENGTH, "stop": pb.StopConditions(ignore_eos=True)}
+    made = {"gamma": 0, "seed": 5, "max_tokens": LENGTH, "stop": PAST_EOS}
     return pb.GenerateRequest(tokens=pb.TokenPrompt(ids=PROMPT), **(made | fields))  # type: ignore[arg-type]
 
 
@@ -90,7 +94,7 @@ def test_the_cache_of_a_session_that_waits_for_its_reader_is_lent_to_others(proc
         "gamma": 0,
         "seed": 5,
         "sampling": worker_pb2.SamplingParams(temperature=1.0),
-        "stop": pb.StopConditions(ignore_eos=True),
+        "stop": PAST_EOS,
     }
     with grpc.insecure_channel(coordinator.address, options=SMALL_WINDOW) as channel:
         call = coordinator_pb2_grpc.CoordinatorServiceStub(channel).Generate(pb.GenerateRequest(**asked), timeout=200)
@@ -101,3 +105,38 @@ def test_the_cache_of_a_session_that_waits_for_its_reader_is_lent_to_others(proc
     tokens = [token.id for item in items[:-1] for token in item.chunk.tokens]
     assert "lost" not in coordinator.log
     assert tokens == coordinator.generate(**asked).tokens
+
+
+@pytest.mark.slow
+async def test_clients_that_read_nothing_cost_the_coordinator_no_memory(processes: Processes, models: Path) -> None:
+    """Four of them, with answers of 2,000 tokens: their rounds stop, and others are served meanwhile."""
+    target = processes.target("--model", str(models / "target"), "--dtype", "float32", "--max-sessions", "8")
+    coordinator = processes.coordinator(target, None)
+
+    def others() -> float:
+        """Have whole answers and return the coordinator's memory after them, in MiB."""
+        for seed in range(5):
+            reply = coordinator.generate(text="Once upon a time", max_tokens=60, seed=seed, gamma=0, stop=PAST_EOS)
+            assert len(reply.tokens) == 60
+        return float(psutil.Process(coordinator.pid).memory_info().rss) / 2**20
+
+    asked = pb.GenerateRequest(text="Once upon a time", max_tokens=2_000, gamma=0, seed=5, stop=PAST_EOS)
+    async with contextlib.AsyncExitStack() as stack:
+        before = await asyncio.to_thread(others)
+        began_s = time.monotonic()
+        calls = []
+        for _ in range(4):
+            channel = grpc.aio.insecure_channel(coordinator.address, options=SMALL_WINDOW)
+            stub: Any = coordinator_pb2_grpc.CoordinatorServiceStub(await stack.enter_async_context(channel))
+            calls.append(stub.Generate(asked, timeout=200))
+        during = [await asyncio.to_thread(others) for _ in range(4)]
+        waited_ms = (time.monotonic() - began_s) * 1e3
+        # They have not been forgotten: each gets the whole of its answer now.
+        results = [[item async for item in call][-1].result for call in calls]
+    assert [result.usage.completion_tokens for result in results] == [2_000] * 4
+    ahead = [sum(row.start_ms < waited_ms for row in result.speculation.per_round) for result in results]
+    print(
+        f"{before:.1f} MiB before, {[round(mib, 1) for mib in during]} with four that read nothing, {ahead} rounds ahead"
+    )
+    assert max(ahead) <= MOST_AHEAD
+    assert max(during) < before + 8

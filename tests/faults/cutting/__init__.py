@@ -1,0 +1,1 @@
+"""Workers that cut their streams, as no setting makes them."""
