@@ -35,9 +35,12 @@ def kv_budget(text: str, device: torch.device) -> int:
     """Return the bytes of a KV pool on a device.
 
     Raises:
-        StartupError: Not that many are free.
+        StartupError: Not that many are free, or it is no amount of memory.
     """
-    wanted, free = parse_memory(text), free_memory(device)
+    try:
+        wanted, free = parse_memory(text), free_memory(device)
+    except ValueError as error:
+        raise StartupError(f"--kv-cache-memory is {text}: {error}") from None
     if isinstance(wanted, float):
         return int(wanted * free)
     if wanted > free:

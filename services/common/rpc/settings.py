@@ -8,11 +8,11 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import click
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 T = TypeVar("T", bound="Settings")
 
@@ -82,6 +82,15 @@ class ModelSettings(ServerSettings):
         description="Prompt tokens fed in one pass, of all sessions together; it delays the others this much.",
     )
     max_pass_tokens: int = Field(1024, ge=1, description="Tokens fed in one pass in all.")
+
+    @model_validator(mode="after")
+    def _chunk_fits_in_pass(self) -> Self:
+        if self.prefill_chunk_tokens > self.max_pass_tokens:
+            raise ValueError(
+                f"--prefill-chunk-tokens is {self.prefill_chunk_tokens}: must be at most --max-pass-tokens,"
+                f" {self.max_pass_tokens}"
+            )
+        return self
 
 
 def command(settings: type[T], **attributes: Any) -> Callable[[Callable[[T], None]], click.Command]:
