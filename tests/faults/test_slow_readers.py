@@ -136,7 +136,8 @@ async def test_clients_that_read_nothing_cost_the_coordinator_no_memory(processe
     assert [result.usage.completion_tokens for result in results] == [2_000] * 4
     ahead = [sum(row.start_ms < waited_ms for row in result.speculation.per_round) for result in results]
     print(
-        f"{before:.1f} MiB before, {[round(mib, 1) for mib in during]} with four that read nothing, {ahead} rounds ahead"
+        f"{before:.1f} MiB before, {[round(mib, 1) for mib in during]} with four that read nothing",
+        f"{ahead} rounds ahead of them",
     )
     assert max(ahead) <= MOST_AHEAD
     assert max(during) < before + 8

@@ -1,10 +1,10 @@
-"""Hosts apart, on one machine: network namespaces on a bridge, each with an address and a link that can be cut.
+"""Hosts apart, on one machine: network namespaces on a bridge, each with an address and a cable of its own.
 
 with Hosts() as hosts:
-    worker = hosts.add(delay_ms=5, loss_percent=1)
+    worker = hosts.add()
     target = run.target(..., place=worker.place)
-    worker.cut()
-    worker.mend()
+    worker.cable.delay_s, worker.cable.loss = 0.005, 0.01
+    worker.cable.is_cut = True
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 from dataclasses import dataclass
 from types import TracebackType
 
+from tests.support.cable import DEVICE, Cable
 from tests.support.processes import Place
 
 
@@ -24,8 +25,10 @@ def missing() -> str:
     """Return why there can be no hosts apart on this machine; empty where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if tools := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
-        return f"network namespaces need {' and '.join(tools)} (Debian: iproute2)"
+    if shutil.which("ip") is None:
+        return "network namespaces need ip (Debian: iproute2)"
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
+        return f"cables need {DEVICE}"
     name = f"plprobe{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if made.returncode:
@@ -41,25 +44,17 @@ class Host:
     Attributes:
         name: Of the namespace.
         address: Of its only interface.
-        link: The other end of its cable, on the bridge.
+        cable: From there to the bridge.
     """
 
     name: str
     address: str
-    link: str
+    cable: Cable
 
     @property
     def place(self) -> Place:
         """Where its processes run."""
         return Place(self.address, ("ip", "netns", "exec", self.name))
-
-    def cut(self) -> None:
-        """Let every packet, in and out, vanish without a word."""
-        _ip("link", "set", self.link, "down")
-
-    def mend(self) -> None:
-        """Undo `cut`."""
-        _ip("link", "set", self.link, "up")
 
 
 class Hosts:
@@ -67,55 +62,42 @@ class Hosts:
 
     def __init__(self) -> None:
         # Names and addresses of their own, for tests that run side by side; 198.18.0.0/15 is reserved for such uses.
-        tag = f"{os.getpid():x}"
-        self._bridge, self._tag = f"plb{tag}", tag
+        self._tag = f"{os.getpid():x}"
+        self._bridge = f"plb{self._tag}"
         self._subnet = f"198.18.{random.randrange(256)}"
-        self._hosts: list[Host] = []
+        self._count = 1
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Hosts:
-        _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("address", "add", f"{self._subnet}.1/24", "dev", self._bridge)
-        _ip("link", "set", self._bridge, "up")
+        with contextlib.ExitStack() as undo:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            undo.callback(_ip, "link", "delete", self._bridge)
+            _ip("address", "add", f"{self._subnet}.1/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for host in self._hosts:
-            # A namespace outlives its name while a process runs in it; its cable need not.
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _ip("link", "delete", host.link)
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _ip("netns", "delete", host.name)
-        _ip("link", "delete", self._bridge)
+        self._undo.close()
 
-    def add(self, *, delay_ms: float = 0.0, loss_percent: float = 0.0) -> Host:
-        """Make a host.
-
-        Args:
-            delay_ms: Of every packet to it and from it.
-            loss_percent: Share of packets lost, each way.
-        """
-        n = len(self._hosts) + 2
-        host = Host(f"pl{self._tag}n{n}", f"{self._subnet}.{n}", f"plv{self._tag}n{n}")
-        self._hosts.append(host)
-        _ip("netns", "add", host.name)
-        _ip("link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.name)
-        _ip("link", "set", host.link, "master", self._bridge, "up")
-        inside = ("-n", host.name)
-        _ip(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
-        _ip(*inside, "link", "set", "eth0", "up")
-        _ip(*inside, "link", "set", "lo", "up")
-        if delay_ms or loss_percent:
-            netem = ("netem", "delay", f"{delay_ms}ms", "loss", f"{loss_percent}%")
-            _run("tc", "qdisc", "add", "dev", host.link, "root", *netem)
-            _run("tc", *inside, "qdisc", "add", "dev", "eth0", "root", *netem)
-        return host
+    def add(self) -> Host:
+        """Make a host."""
+        self._count += 1
+        name, address = f"pl{self._tag}n{self._count}", f"{self._subnet}.{self._count}"
+        outside, inside = f"plo{self._tag}n{self._count}", f"pli{self._tag}n{self._count}"
+        _ip("netns", "add", name)
+        self._undo.callback(_ip, "netns", "delete", name)
+        cable = Cable(outside, inside)
+        self._undo.callback(cable.close)
+        _ip("link", "set", outside, "master", self._bridge, "up")
+        _ip("link", "set", inside, "netns", name)
+        _ip("-n", name, "address", "add", f"{address}/24", "dev", inside)
+        _ip("-n", name, "link", "set", inside, "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+        return Host(name, address, cable)
 
 
 def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
