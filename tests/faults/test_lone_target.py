@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -96,6 +97,22 @@ def test_connections_that_are_cut_in_mid_text(run: Processes, models: Path, samp
     check_same(replies, sampled)
     assert lost(coordinator, "target") >= 1
     target.close()
+
+
+def test_a_second_sigterm_ends_a_worker_at_once(run: Processes, target: Service) -> None:
+    """Though a stream is open that the first one lets go on."""
+    draft = run.draft()
+    coordinator = run.coordinator(target, draft, "--target-retry-s", "0")
+    with coordinator.connected() as stub:
+        call = stub.Generate(requests(sampling=PLAIN, max_tokens=3_900)[0], timeout=100)
+        next(iter(call))
+        for worker in (draft, target):
+            worker.signal(signal.SIGTERM)
+            wait_for_log(worker, "SIGTERM: draining")
+            worker.signal(signal.SIGTERM)
+            assert worker._process.wait(10) == 128 + signal.SIGTERM
+        call.cancel()
+    target.restart()
 
 
 def test_a_target_that_is_killed_and_stays_away(run: Processes, target: Service) -> None:

@@ -20,19 +20,19 @@ from tests.faults.conftest import OFFLINE
 from tests.support.processes import GREEDY, Coordinator, Processes, Service
 
 pytestmark = pytest.mark.slow
-SESSIONS = 800
+SESSIONS = 600
 AT_ONCE = 8
-# The means of these are compared: 400 sessions lie between them.
-EARLY, LATE = slice(300, 400), slice(700, 800)
-# A leak of 5 KiB a session at a worker, or of 10 at a coordinator, each of which serves half of them, is caught; the
-# allocators' own unrest is a megabyte.
-MOST_GROWTH_MIB = 2.0
+# The means of these are compared: 300 sessions lie between them.
+EARLY, LATE = slice(200, 300), slice(500, 600)
+# A leak of 5 KiB a session at a worker, or of 14 at a coordinator, each of which serves half of them, is caught. What
+# is allowed is the allocators' unrest.
+MOST_GROWTH_MIB = {"target": 1.5, "draft": 1.5, "coordinator": 2.0}
 # 8,192 tokens of 256 bytes in the target, all of which have soon been written to, so that all is resident early.
 POOL = ("--dtype", "float32", "--kv-cache-memory", "2MiB", "--session-wait-s", "60")
 POOL_TOKENS = 3_900
-# Two that are bounded, but grow for longer than this takes: an arena a thread, and the products of every new shape that
-# oneDNN prepares and keeps, 1,024 of them, some 150 MiB.
-STEADY = {"MALLOC_ARENA_MAX": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+# Bounded too, but growing for longer than this takes: an arena a thread, and what torch prepares for products of every
+# new shape and keeps, 1,024 of them, some 150 MiB.
+STEADY = {"MALLOC_ARENA_MAX": "1", "LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 PREFIXES = [f"{word} " * 20 for word in ("Once", "upon", "a", "time", "there")]
 PLAIN = worker_pb2.SamplingParams(temperature=1.0)
 
@@ -125,13 +125,14 @@ def need_both_pools(paceline: Paceline) -> None:
     """Be admitted at the target with a session that fits only if it has the pool almost to itself, twice over."""
     for coordinator in paceline.coordinators:
         with coordinator.connected() as stub, contextlib.ExitStack() as stack:
-            for n in range(2):
-                call = stub.Generate(request(n, gamma=3, max_tokens=POOL_TOKENS), timeout=20)
+            # Of one length: a range that one has left is then as good as any to the next.
+            for seed in range(2):
+                call = stub.Generate(request(0, gamma=3, seed=seed, max_tokens=POOL_TOKENS), timeout=20)
                 stack.callback(call.cancel)
                 next(iter(call))
 
 
-async def test_eight_hundred_sessions_leave_memory_and_descriptors_as_they_were(paceline: Paceline) -> None:
+async def test_six_hundred_sessions_leave_memory_and_descriptors_as_they_were(paceline: Paceline) -> None:
     await soak(paceline, range(16))
     before = {name: descriptors(service) for name, service in paceline.services.items()}
     resident = await soak(paceline, range(SESSIONS))
@@ -143,5 +144,5 @@ async def test_eight_hundred_sessions_leave_memory_and_descriptors_as_they_were(
     await asyncio.to_thread(need_both_pools, paceline)
     after = {name: descriptors(service) for name, service in paceline.services.items()}
     print(f"descriptors: {before} {after}")
-    assert {name: mib for name, mib in growth.items() if mib > MOST_GROWTH_MIB} == {}
+    assert {name: mib for name, mib in growth.items() if mib > MOST_GROWTH_MIB[name.split()[0]]} == {}
     assert {name: n for name, n in after.items() if n > before[name] + 2} == {}
