@@ -21,6 +21,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
 _NO_LIMIT = 2**31 - 1
+# Of a worker's message, for what is not rows.
+_ROOM_BYTES = 2**16
 _ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
 
 
@@ -77,19 +79,29 @@ def plan(request: pb.GenerateRequest, request_id: str, target: Target, settings:
         InvalidFieldError: A field whose value is not allowed.
     """
     prompt = _prompt(request, target)
-    gamma = request.gamma if request.HasField("gamma") else settings.default_gamma
-    if not 0 <= gamma <= settings.max_gamma:
-        raise InvalidFieldError("gamma", gamma, f"0 to {settings.max_gamma} (--max-gamma)")
     return Plan(
         request_id=request_id,
         prompt=prompt,
         params=decode_sampling(request.sampling, target.defaults),
         seed=request.seed if request.HasField("seed") else secrets.randbits(64),
         max_tokens=_max_tokens(request, len(prompt), target.context_length, settings.default_max_tokens),
-        gamma=gamma,
+        gamma=_gamma(request, target.info.vocab_size, settings),
         stop=_stop_rules(request.stop, target.info),
         vocab_size=target.info.vocab_size,
     )
+
+
+def _gamma(request: pb.GenerateRequest, vocab_size: int, settings: CoordinatorSettings) -> int:
+    # A reply with more dense rows than fit in a message would look like a lost target, again and again.
+    fit = max(0, (settings.max_message_mib * 2**20 - _ROOM_BYTES) // (4 * vocab_size) - 1)
+    if not request.HasField("gamma"):
+        return min(settings.default_gamma, fit)
+    if not 0 <= request.gamma <= settings.max_gamma:
+        raise InvalidFieldError("gamma", request.gamma, f"0 to {settings.max_gamma} (--max-gamma)")
+    if request.gamma > fit:
+        held = f"what {settings.max_message_mib} MiB (--max-message-mib) hold of rows of {vocab_size} ids"
+        raise InvalidFieldError("gamma", request.gamma, f"at most {fit}, {held}")
+    return request.gamma
 
 
 def _prompt(request: pb.GenerateRequest, target: Target) -> tuple[int, ...]:

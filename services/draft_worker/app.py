@@ -9,6 +9,7 @@ import importlib
 from paceline.v1 import draft_pb2_grpc, worker_pb2
 from services.common.rpc.gauges import export_engine
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
+from services.common.rpc.worker import RECEIVE_MIB
 from services.draft_worker.config import DraftSettings
 from services.draft_worker.ngram import NgramProposer
 from services.draft_worker.proposer import Proposer
@@ -21,7 +22,7 @@ async def serve(settings: DraftSettings) -> None:
     Raises:
         StartupError: The model or the address cannot be had.
     """
-    server = Server(settings, [SERVICE])
+    server = Server(settings, [SERVICE], receive_mib=RECEIVE_MIB)
     service = DraftService(server, settings.idle_timeout_s, settings.max_streams)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(service, server.grpc)
 

@@ -6,11 +6,10 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 
-import numpy as np
 import torch
 
 from services.common.engine.engine import Engine
-from services.common.engine.processors import distributions
+from services.common.engine.processors import distributions, is_bad
 from services.common.engine.session import ModelSession
 from services.common.engine.timing import PassTiming
 from services.common.specdec.randomness import Purpose, uniform
@@ -70,8 +69,9 @@ class ModelProposeSession:
             """Sample the next token; None where the row is no distribution."""
             nonlocal offset
             (q,) = distributions(logits, self._params)
-            if not np.isfinite(q.weights.sum()):
+            if is_bad(q):
                 _log.warning("the draft's logits are not finite after %d tokens", length + offset)
+                self._model.distrust()
                 return None, None
             token = sample(q, uniform(self._seed, round_index, offset, Purpose.DRAFT))
             offset += 1

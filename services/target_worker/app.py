@@ -10,6 +10,7 @@ from services.common.engine.engine import Engine
 from services.common.engine.worker import engine_options, load_options, prepare
 from services.common.rpc.gauges import export_engine
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
+from services.common.rpc.worker import RECEIVE_MIB
 from services.target_worker.config import TargetSettings
 from services.target_worker.service import SERVICE, TargetService, serving
 from services.target_worker.verifier import Verifier
@@ -21,7 +22,7 @@ async def serve(settings: TargetSettings) -> None:
     Raises:
         StartupError: The model or the address cannot be had.
     """
-    server = Server(settings, [SERVICE])
+    server = Server(settings, [SERVICE], receive_mib=RECEIVE_MIB)
     service = TargetService(server, settings.idle_timeout_s, settings.max_streams)
     target_pb2_grpc.add_TargetServiceServicer_to_server(service, server.grpc)
     engines = contextlib.AsyncExitStack()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from services.common.engine.engine import Engine
-from services.common.engine.processors import distributions
+from services.common.engine.processors import distributions, is_bad
 from services.common.engine.session import ModelSession
 from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import InvalidFieldError
@@ -72,10 +74,15 @@ class VerifySession:
             raise InvalidFieldError("rows", rows, f"1 to {len(tokens)}, the number of tokens")
         if rows > MAX_GAMMA + 1:
             raise InvalidFieldError("rows", rows, f"at most {MAX_GAMMA + 1}: the most drafts of a round, and one")
-        result, timing = await self._model.evaluate(
-            base_length, tokens, rows, lambda logits: distributions(logits, self._params)
-        )
+        result, timing = await self._model.evaluate(base_length, tokens, rows, self._rows)
         return Verification(result, timing)
+
+    def _rows(self, logits: torch.Tensor) -> list[Row]:
+        rows = distributions(logits, self._params)
+        if any(is_bad(row) for row in rows):
+            # Perhaps the device's fault: keys and values with NaN in them would spoil whoever begins like this.
+            self._model.distrust()
+        return rows
 
     def close(self) -> None:
         """Free the KV cache; a pass that waits for its turn will not run. May be called again."""

@@ -24,3 +24,22 @@ def test_a_token_that_only_the_tokenizer_knows(prompt: dict[str, object]) -> Non
         plan(pb.GenerateRequest(**prompt), "id", target, CoordinatorSettings())  # type: ignore[arg-type]
     (field,) = prompt
     assert str(refused.value) == f"{field} is 'a prompt with token 2': must be of tokens 0 to 1, those of the model"
+
+
+def test_no_more_drafts_than_a_message_holds_rows() -> None:
+    # 65 dense rows of this vocabulary are 65 MiB.
+    codec = TextCodec(letter_tokenizer(3).to_str().encode(), CHAT_TEMPLATE, {})
+    target = Target(worker_pb2.ModelInfo(vocab_size=2**18, context_length=100), codec, SamplingParams())
+    settings = CoordinatorSettings(max_gamma=64)
+
+    def planned(**fields: int) -> int:
+        return plan(pb.GenerateRequest(text="abc", **fields), "id", target, settings).gamma  # type: ignore[arg-type]
+
+    assert planned(gamma=62) == 62
+    with pytest.raises(InvalidFieldError) as refused:
+        planned(gamma=63)
+    told = "gamma is 63: must be at most 62, what 64 MiB (--max-message-mib) hold of rows of 262144 ids"
+    assert str(refused.value) == told
+    # A default is lowered, not refused.
+    settings = CoordinatorSettings(max_message_mib=4)
+    assert planned() == 2

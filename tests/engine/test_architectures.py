@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from transformers import BloomConfig, GptOssConfig, Llama4TextConfig, Phi3Config, PreTrainedConfig
 
-from services.common.engine.engine import Engine, EngineOptions
+from services.common.engine.engine import Engine
 from services.common.engine.model import DtypeName, ModelLoadError
+from services.common.engine.options import EngineOptions
 from services.common.engine.scheduler import PassLimits
 from tests.support.engines import Library, StartEngine, assert_close, evaluate, held, load, random_tokens
 from tests.support.models import ARCHITECTURES, VOCAB, WINDOW, make_tiny

@@ -12,8 +12,9 @@ import torch
 
 from services.common.engine import memory
 from services.common.engine.admission import AdmissionLimits
-from services.common.engine.engine import Engine, EngineOptions
+from services.common.engine.engine import Engine
 from services.common.engine.memory import free_memory, kv_budget, parse_memory
+from services.common.engine.options import EngineOptions
 from services.common.specdec.errors import StartupError
 from tests.support.engines import StartEngine, evaluate, load
 from tests.support.models import make_tiny_llama

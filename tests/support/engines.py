@@ -21,8 +21,9 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from services.common.engine.engine import Engine, EngineOptions
+from services.common.engine.engine import Engine
 from services.common.engine.model import DtypeName, LoadedModel, LoadOptions, load_model
+from services.common.engine.options import EngineOptions
 from services.common.engine.runner import Feed, ModelRunner
 from services.common.engine.session import ModelSession
 from tests.support.models import VOCAB

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.engine.engine import Engine, EngineOptions
+from services.common.engine.engine import Engine
+from services.common.engine.options import EngineOptions
 from services.common.engine.work import SessionClosedError
 from services.common.rpc.server import stop_signal, stop_this_process
 from tests.support.engines import evaluate, load, runner_of

@@ -11,80 +11,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from services.common.engine.admission import Admission, AdmissionLimits
+from services.common.engine.admission import Admission
 from services.common.engine.kv_memory import KvMemory, Lease
-from services.common.engine.memory import kv_budget
 from services.common.engine.model import LoadedModel
+from services.common.engine.options import EngineOptions, pool_size
 from services.common.engine.prefixes import BLOCK
 from services.common.engine.runner import Feed, ModelRunner
-from services.common.engine.scheduler import PassLimits, Share, plan_pass
+from services.common.engine.scheduler import Share, plan_pass
 from services.common.engine.session import ModelSession
+from services.common.engine.stats import EngineCounters, EngineStats
 from services.common.engine.work import SessionClosedError, Work
-from services.common.specdec.errors import CapacityError, StartupError, UnknownPrefixError
+from services.common.specdec.errors import CapacityError, UnknownPrefixError
 
 log = logging.getLogger(__name__)
 
-# A pool that holds fewer tokens than this (or the model's context, where that is less) serves nobody.
-_LEAST_CONTEXT = 256
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How many sessions an engine serves, and how.
-
-    Attributes:
-        kv_cache_memory: Of the pool: "2GiB", or a share of what the device has free such as "25%".
-        passes: How large a pass may become.
-        admission: How many sessions there may be, and how many may wait.
-    """
-
-    kv_cache_memory: str = "25%"
-    passes: PassLimits = field(default_factory=PassLimits)
-    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    """What an engine has done since it began.
-
-    Attributes:
-        passes: Forward passes.
-        positions: Positions fed, over all sessions.
-        shares: Sessions served, summed over the passes; over `passes` this is the mean batch size.
-        prefix_hits: Sessions that began with a prefix from another's cache.
-        reused_tokens: Positions that they did not have to feed.
-    """
-
-    passes: int = 0
-    positions: int = 0
-    shares: int = 0
-    prefix_hits: int = 0
-    reused_tokens: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class EngineStats(EngineCounters):
-    """The counters, and how things stand now.
-
-    Attributes:
-        sessions_open: Sessions that hold a part of the KV cache.
-        sessions_waiting: Sessions that wait for one.
-        requests_queued: Requests that wait for a pass, or are in one.
-        kv_reserved: Tokens that sessions may grow to.
-        kv_kept: Tokens of prefixes kept for sessions to come.
-        kv_size: Tokens in all.
-    """
-
-    sessions_open: int
-    sessions_waiting: int
-    requests_queued: int
-    kv_reserved: int
-    kv_kept: int
-    kv_size: int
+# So many failed passes in a row, each over one session, are the device's fault and not the sessions'.
+_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +69,7 @@ class Engine:
         self.counters = EngineCounters()
         self._limits = options.passes
         self._runner = ModelRunner(loaded)
-        size = self._pool_size(loaded, options)
+        size = pool_size(options, loaded, self._runner.token_bytes)
         self.context_length = min(loaded.context_length or size, size)
         self._memory = KvMemory(size)
         # Guards the memory's books, the sequences and the list of those that wait; never held during a pass.
@@ -131,7 +77,7 @@ class Engine:
         self._admission = Admission(self._memory, self._changed, options.admission)
         self._waiting: list[Work] = []
         self._closing = False
-        self._log_sizes(loaded, options)
+        self._failures = 0
         self._runner.prepare(size)
         self._runner.warm_up(options.passes.prefill_chunk)
         self._on_death = on_death
@@ -179,6 +125,12 @@ class Engine:
             lease, session.lease = session.lease, None
             if lease is not None:
                 self._admission.release(lease)
+
+    def forget(self, session: ModelSession) -> None:
+        """Count nothing of a session as cached; from any thread."""
+        with self._changed:
+            if session.lease is not None:
+                session.lease.sequence.cached = 0
 
     def submit(self, work: Work) -> None:
         """Let a request take part in the next pass."""
@@ -294,7 +246,9 @@ class Engine:
                     self._execute([share], [feed])
             else:
                 self._fail(shares[0].work, error)
+                self._count_failure(error)
             return
+        self._failures = 0
         elapsed_s = time.perf_counter() - started_s
         self._note(shares, elapsed_s)
         for share, rows in zip(shares, logits, strict=True):
@@ -329,34 +283,16 @@ class Engine:
             self._waiting.remove(work)
         work.finish()
 
+    def _count_failure(self, error: Exception) -> None:
+        """Let the thread end where the device has failed for good: a new process may have a device that works."""
+        if not isinstance(error, torch.OutOfMemoryError):
+            self._failures += 1
+        if self._failures >= _FAILURES:
+            raise error
+
     def _fail(self, work: Work, error: Exception) -> None:
         with self._changed:
             self._waiting.remove(work)
         if isinstance(error, torch.OutOfMemoryError):
             error = CapacityError("the device has no memory left for this pass")
         work.finish(error)
-
-    def _pool_size(self, loaded: LoadedModel, options: EngineOptions) -> int:
-        budget, token_bytes = kv_budget(options.kv_cache_memory, loaded.device), self._runner.token_bytes
-        affordable = budget // token_bytes
-        least = min(loaded.context_length or _LEAST_CONTEXT, _LEAST_CONTEXT)
-        if affordable < least:
-            raise StartupError(
-                f"--kv-cache-memory is {options.kv_cache_memory}: it holds {affordable} tokens of {token_bytes} bytes, "
-                f"must hold at least {least}"
-            )
-        # More than all sessions at full context could never be used.
-        return min(affordable, options.admission.sessions * loaded.context_length) or affordable
-
-    def _log_sizes(self, loaded: LoadedModel, options: EngineOptions) -> None:
-        size, token_bytes = self._memory.size, self._runner.token_bytes
-        log.info(
-            "KV cache: %.1f MiB, %d bytes a token, %d tokens: %d sessions at the full context of %d, at most %d",
-            *(size * token_bytes / 2**20, token_bytes, size, size // self.context_length, self.context_length),
-            options.admission.sessions,
-        )
-        if self.context_length < loaded.context_length:
-            log.warning(
-                "--kv-cache-memory %s holds no session at the model's context of %d: limited to %d tokens",
-                *(options.kv_cache_memory, loaded.context_length, self.context_length),
-            )

@@ -40,6 +40,11 @@ def distributions(logits: torch.Tensor, params: SamplingParams) -> list[Row]:
     return [row if good else _bad_row() for row, good in zip(rows, usable, strict=True)]
 
 
+def is_bad(row: Row) -> bool:
+    """Tell whether a row of `distributions` came of logits that are none."""
+    return len(row.weights) == 1 and bool(np.isnan(row.weights[0]))
+
+
 def _bad_row() -> Row:
     return Row(np.full(1, np.nan, np.float32), np.zeros(1, np.uint32))
 

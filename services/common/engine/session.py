@@ -112,6 +112,10 @@ class ModelSession:
         work.cancelled = True
         work.done.cancel()
 
+    def distrust(self) -> None:
+        """Forget what is cached, so that the next request feeds it again and no other session is given any of it."""
+        self._engine.forget(self)
+
     def close(self) -> None:
         """Give the places back; requests that wait for their turn will not run. May be called again."""
         self._engine.end(self)

@@ -9,8 +9,8 @@ from typing import Any
 
 from services.common.engine.admission import AdmissionLimits
 from services.common.engine.default_model import ensure_default_model, paceline_home
-from services.common.engine.engine import EngineOptions
 from services.common.engine.model import LoadedModel, LoadOptions, load_model
+from services.common.engine.options import EngineOptions
 from services.common.engine.scheduler import PassLimits
 
 log = logging.getLogger(__name__)

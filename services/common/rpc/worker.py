@@ -21,6 +21,8 @@ from services.common.specdec.types import SamplingParams
 
 # A coordinator sends one request after the other; what it sends on top of these waits in its own buffers.
 READ_AHEAD = 4
+# What workers receive is token ids: a million of them is more than any context.
+RECEIVE_MIB = 8
 _tracer = trace.get_tracer("paceline.worker")
 
 
