@@ -126,9 +126,10 @@ class Service:
         self._process.terminate()
         return self._process.wait(STOP_TIMEOUT_S)
 
-    def restart(self) -> None:
-        """Start it again at the address that it had."""
+    def restart(self, *arguments: str) -> None:
+        """Start it again at the address that it had; with other arguments, if any are given."""
         address = self.address
+        self._arguments = list(arguments) or self._arguments
         self.close()
         self._process = self._spawn(address)
         self._address = ""
