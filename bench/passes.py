@@ -57,8 +57,9 @@ class Timed:
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Default: bench/results/<time>-passes.json"
 )
+@click.option("--compile", "with_compiled", is_flag=True, help="Compiled passes too; takes a minute or so more.")
 @click.option("--markdown", is_flag=True, help="Print the table as in docs/benchmarks.md.")
-def main(context: int, repeats: int, dtype: Any, out: Path | None, markdown: bool) -> None:
+def main(context: int, repeats: int, dtype: Any, out: Path | None, with_compiled: bool, markdown: bool) -> None:
     """Time the engine's passes against transformers' forward of one position, interleaved."""
     started = datetime.datetime.now(datetime.UTC)
     path = out or _RESULTS / f"{started:%Y-%m-%dT%H%M%SZ}-passes.json"
@@ -71,6 +72,8 @@ def main(context: int, repeats: int, dtype: Any, out: Path | None, markdown: boo
             **{("transformers", 1, positions): _library_pass(library, context, positions) for positions in (1, 5)},
             **_engine_passes(ours, context),
         }
+        if with_compiled:
+            passes |= _engine_passes(load_model(LoadOptions(str(folder), dtype=dtype)), context, with_compiled=True)
         timed = _interleave(passes, repeats)
         bandwidth = _bandwidth()
     settings = {"model": ours.model_id, "dtype": ours.dtype, "context": context, "repeats": repeats}
@@ -112,17 +115,24 @@ def _library_pass(loaded: LoadedModel, context: int, positions: int) -> Callable
     return run
 
 
-def _engine_passes(loaded: LoadedModel, context: int) -> dict[tuple[str, int, int], Callable[[], object]]:
+def _engine_passes(
+    loaded: LoadedModel, context: int, with_compiled: bool = False
+) -> dict[tuple[str, int, int], Callable[[], object]]:
     most = max(sessions for sessions, _ in _SHAPES)
     room = context + max(positions for _, positions in _SHAPES)
     runner = ModelRunner(loaded)
     runner.prepare(most * room)
+    if with_compiled:
+        runner.compile()
+        if not runner.compiled:
+            raise click.ClickException("The passes cannot be compiled here, see above")
+    system = "engine, compiled" if with_compiled else "engine"
     for session in range(most):
         runner.run([Feed(session * room, 0, list(range(context)), 1)])
     passes: dict[tuple[str, int, int], Callable[[], object]] = {}
     for sessions, positions in _SHAPES:
         feeds = [Feed(i * room, context, list(range(positions)), positions) for i in range(sessions)]
-        passes["engine", sessions, positions] = lambda feeds=feeds: runner.run(feeds)  # type: ignore[misc]
+        passes[system, sessions, positions] = lambda feeds=feeds: runner.run(feeds)  # type: ignore[misc]
     return passes
 
 

@@ -53,7 +53,7 @@ def test_what_a_block_calls_on_one_input_becomes_one_product(tmp_path: Path) -> 
     assert before == 2 * 7 + 1
     exchange_projections(model)
     assert not any(type(module) is nn.Linear for module in model.modules())
-    products = [module for module in model.modules() if isinstance(module, projections._Projection)]
+    products = [module for module in model.modules() if isinstance(module, projections.Projection)]
     # q, k, v in one; o; gate and up in one; down; and the head.
     assert len(products) == 2 * 4 + 1
 

@@ -5,7 +5,7 @@ Plugged into transformers' attention interface, so that the models' own forward 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class Segment:
 
 
 def packed_attention(
-    module: torch.nn.Module,  # noqa: ARG001 - the interface's
+    module: object,  # noqa: ARG001 - the interface's
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -99,9 +99,7 @@ def packed_attention(
     Raises:
         UnsupportedAttentionError: The model has attention sinks or a position bias.
     """
-    for name in ("s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise UnsupportedAttentionError(f"attention with {name}")
+    refuse_unsupported(kwargs)
     heads, tokens, dim = query.shape[1:]
     kv_heads, value_dim = value.shape[1], value.shape[3]
     group = heads // kv_heads
@@ -120,6 +118,17 @@ def packed_attention(
         )
         out[first : first + count] = attended.view(kv_heads, group, count, value_dim).permute(2, 0, 1, 3)
     return out.view(1, tokens, heads, value_dim), None
+
+
+def refuse_unsupported(kwargs: Mapping[str, Any]) -> None:
+    """Look through what else a model hands down to its attention.
+
+    Raises:
+        UnsupportedAttentionError: It has attention sinks or a position bias.
+    """
+    for name in ("s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise UnsupportedAttentionError(f"attention with {name}")
 
 
 def _attend(

@@ -79,6 +79,8 @@ class Engine:
         self._closing = False
         self._failures = 0
         self._runner.prepare(size)
+        if options.compile:
+            self._runner.compile()
         self._runner.warm_up(options.passes.prefill_chunk)
         self._on_death = on_death
         self._thread = threading.Thread(target=self._run, name="forward-passes", daemon=True)

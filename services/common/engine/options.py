@@ -25,11 +25,13 @@ class EngineOptions:
         kv_cache_memory: Of the pool: "2GiB", or a share of what the device has free such as "25%".
         passes: How large a pass may become.
         admission: How many sessions there may be, and how many may wait.
+        compile: Compile the model's forward, which takes a minute or so.
     """
 
     kv_cache_memory: str = "25%"
     passes: PassLimits = field(default_factory=PassLimits)
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
+    compile: bool = False
 
 
 def pool_size(options: EngineOptions, loaded: LoadedModel, token_bytes: int) -> int:

@@ -21,16 +21,31 @@ _ROWS_HINT = 8
 Project = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Projection(nn.Module):
-    """x Wᵀ + b, with the weights packed where that is faster."""
+class Projection(nn.Module):
+    """x Wᵀ + b, with the weights packed where that is faster.
+
+    Attributes:
+        width: Numbers in a row of what it computes.
+        packed: The weights are in a layout that only oneDNN knows.
+        project: What it does.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Pack the weights if that is faster.
+
+        Args:
+            weight: [width, input's width].
+            bias: [width], None for none.
+        """
         super().__init__()
-        self._project: Project = _packed(weight, bias) or (lambda x: F.linear(x, weight, bias))
+        product = _packed(weight, bias)
+        self.width = weight.shape[0]
+        self.packed = product is not None
+        self.project: Project = product or (lambda x: F.linear(x, weight, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self._project(x)
-        return projected
+        """Return the product."""
+        return self.project(x)
 
 
 class _First(nn.Module):
@@ -82,14 +97,14 @@ def exchange_projections(model: nn.Module) -> Callable[[], None]:
                 weight = torch.cat([linear.weight.detach() for linear in linears])
                 biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
                 first = _First(
-                    _Projection(weight, torch.cat(biases) if biases else None), [x.out_features for x in linears]
+                    Projection(weight, torch.cat(biases) if biases else None), [x.out_features for x in linears]
                 )
                 for name, module in zip(names, [first, *(_Other(first) for _ in names[1:])], strict=True):
                     replace(parent, name, module)
         for name, child in list(parent.named_children()):
             # Where nothing is packed, a single projection is best left as it is.
             if (weight_bias := _weight_and_bias(child)) and _packable(weight_bias[0]):
-                replace(parent, name, _Projection(*weight_bias))
+                replace(parent, name, Projection(*weight_bias))
 
     def undo() -> None:
         for parent, name, old in reversed(replaced):

@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from services.common.engine import attention
+from services.common.engine.compiled import MOST_TOKENS, CompiledForward
 from services.common.engine.kv_pool import KvPool, LayerShape, layer_shapes
 from services.common.engine.model import LoadedModel, ModelLoadError
 from services.common.engine.projections import exchange_projections
@@ -68,11 +69,17 @@ class ModelRunner:
             self._expected = loaded.model(input_ids=self._sample.unsqueeze(0).to(loaded.device), **arguments).logits[0]
         self.shapes: dict[int, LayerShape] = layer_shapes(cache)
         self._pool: KvPool | None = None
+        self._compiled: CompiledForward | None = None
 
     @property
     def token_bytes(self) -> int:
         """Bytes that a token takes in the KV pool."""
         return sum(shape.token_bytes for shape in self.shapes.values())
+
+    @property
+    def compiled(self) -> bool:
+        """Whether small passes run through a compiled forward."""
+        return self._compiled is not None
 
     def prepare(self, size: int) -> None:
         """Allocate a pool for `size` tokens, and compare with the library's own forward.
@@ -90,6 +97,19 @@ class ModelRunner:
             except Exception as error:
                 log.warning("the model's own projections are used: %s", error)
                 undo()
+
+    def compile(self) -> None:
+        """Run small passes through a compiled forward from now on; where that cannot be, log why and go on without."""
+        with torch.inference_mode():
+            try:
+                self._compiled = CompiledForward(self._loaded, self._ready(), self._cache_argument, self._keeps_logits)
+                self._check("compiled passes")
+            # A compiler raises all kinds of exceptions, and no pass needs it.
+            except Exception as error:
+                self._compiled = None
+                reason = (str(error).strip() or repr(error)).splitlines()[0]
+                log.warning("passes are not compiled: %s: %s", type(error).__name__, reason)
+                log.debug("why passes are not compiled", exc_info=True)
 
     def warm_up(self, chunk: int) -> None:
         """Run passes of the usual sizes: the first of each size sets up kernels, threads and memory."""
@@ -119,18 +139,22 @@ class ModelRunner:
             wanted.append(torch.arange(len(tokens) - feed.rows, len(tokens)))
         pool.write_to(torch.cat(places))
         keep = torch.cat(wanted) if any(feed.rows for feed in feeds) else torch.tensor([len(tokens) - 1])
-        arguments: dict[str, Any] = {self._cache_argument: pool, "use_cache": True, "segments": segments}
-        if self._keeps_logits:
-            arguments["logits_to_keep"] = keep.to(device)
-        output = self._loaded.model(
-            input_ids=torch.tensor([tokens]).to(device),
-            position_ids=torch.cat(positions).unsqueeze(0).to(device),
-            **arguments,
-        )
-        logits = output.logits[0] if self._keeps_logits else output.logits[0, keep.to(device)]
+        ids, at = torch.tensor([tokens]).to(device), torch.cat(positions).unsqueeze(0).to(device)
+        logits = self._logits(ids, at, keep.to(device), segments)
         # Columns past the vocabulary are padding of the weights.
         logits = logits[:, : self._loaded.vocab_size]
-        return list(logits[: sum(feed.rows for feed in feeds)].split([feed.rows for feed in feeds]))
+        return list(torch.split(logits[: sum(feed.rows for feed in feeds)], [feed.rows for feed in feeds]))
+
+    def _logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, segments: Sequence[attention.Segment]
+    ) -> torch.Tensor:
+        if self._compiled is not None and ids.shape[1] <= MOST_TOKENS:
+            return self._compiled(ids, positions, keep, segments)
+        arguments: dict[str, Any] = {self._cache_argument: self._pool, "use_cache": True, "segments": segments}
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = keep
+        logits: torch.Tensor = self._loaded.model(input_ids=ids, position_ids=positions, **arguments).logits[0]
+        return logits if self._keeps_logits else logits[keep]
 
     def _check(self, what: str) -> None:
         """Feed the sample in pieces as two sessions would be fed, and compare.
@@ -148,9 +172,10 @@ class ModelRunner:
             # The rest of the first one, with some of what it has fed again after a crop.
             again = max(0, half - 2)
             parts += self.run([Feed(0, again, ids[again:], len(ids) - again)])
+            parts += self.run([Feed(0, len(ids) - 1, ids[-1:], 1)])
         except attention.UnsupportedAttentionError as error:
             raise self._refusal(str(error)) from error
-        positions = [*range(half), *(range(len(ids)) if half else ()), *range(again, len(ids))]
+        positions = [*range(half), *(range(len(ids)) if half else ()), *range(again, len(ids)), len(ids) - 1]
         expected = self._expected[positions, : self._loaded.vocab_size].float()
         difference = (torch.cat(parts).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
         if not difference <= _TOLERANCE[self._loaded.model.dtype]:

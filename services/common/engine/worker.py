@@ -27,6 +27,7 @@ def engine_options(settings: Any) -> EngineOptions:
         kv_cache_memory=settings.kv_cache_memory,
         passes=PassLimits(settings.prefill_chunk_tokens, settings.max_pass_tokens),
         admission=AdmissionLimits(settings.max_sessions, settings.max_waiting_sessions, settings.session_wait_s),
+        compile=settings.compile,
     )
 
 

@@ -1,0 +1,177 @@
+"""Compiled passes give what eager ones give, stay in their sessions' places, and are no condition for serving."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.common.engine import compiled
+from services.common.engine.compiled import MOST_TOKENS, CompiledForward
+from services.common.engine.runner import Feed, ModelRunner
+from tests.support.engines import Library, StartEngine, assert_close, evaluate, load, random_tokens, runner_of
+from tests.support.models import ARCHITECTURES, make_tiny
+
+# The compiler's own, from inside torch.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+
+_SIZE = 400
+_ROOM = 100
+
+
+@pytest.fixture(scope="module")
+def cache() -> Iterator[None]:
+    """Let what is compiled here be found by nobody else."""
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.utils.fresh_cache():
+        patch.delenv("PACELINE_HOME", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runners(cache: None, llama_folder: Path) -> tuple[ModelRunner, ModelRunner]:
+    """An eager runner and a compiled one of the same model."""
+    eager, compiled_one = (ModelRunner(load(llama_folder)) for _ in range(2))
+    for runner in (eager, compiled_one):
+        runner.prepare(_SIZE)
+    compiled_one.compile()
+    assert compiled_one.compiled
+    return eager, compiled_one
+
+
+def passes() -> list[list[Feed]]:
+    """Passes of one and of several sessions, ragged, with crops, with rows wanted of all, some and no tokens."""
+    source = random.Random(5)
+    feeds = [
+        [(0, 30, 1)],
+        [(0, 1, 1)],
+        [(30, 1, 1), (0, 5, 5), (0, 2, 0)],
+        [(31, 4, 4), (5, 1, 1), (2, 7, 3)],
+        [(33, 1, 0)],
+        [(34, MOST_TOKENS - 9, 1), (6, 1, 1), (9, 8, 8)],
+        [(20, MOST_TOKENS + 10, 2)],
+    ]
+    return [
+        [
+            Feed(i * _ROOM, position, random_tokens(source, count), rows)
+            for i, (position, count, rows) in enumerate(each)
+        ]
+        for each in feeds
+    ]
+
+
+def run(runner: ModelRunner, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        return runner.run(feeds)
+
+
+@pytest.mark.slow
+def test_compiled_passes_are_the_eager_ones(runners: tuple[ModelRunner, ModelRunner]) -> None:
+    eager, compiled_one = runners
+    for feeds in passes():
+        for ours, theirs, feed in zip(run(compiled_one, feeds), run(eager, feeds), feeds, strict=True):
+            assert len(ours) == feed.rows
+            if feed.rows:
+                assert_close(ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feeds", [[Feed(100, 3, [5], 1)], [Feed(100, 3, [5, 6, 7], 1), Feed(200, 0, [8, 9], 2)]])
+def test_only_the_places_of_the_fed_tokens_are_written(
+    runners: tuple[ModelRunner, ModelRunner], feeds: list[Feed]
+) -> None:
+    _, runner = runners
+    pool = runner._ready()
+    before = {i: (pool._keys[i].clone(), pool._values[i].clone()) for i in pool._keys}
+    for tensors in (pool._keys, pool._values):
+        for tensor in tensors.values():
+            tensor.fill_(7.0)
+    run(runner, feeds)
+    fed = {feed.start + feed.position + i for feed in feeds for i in range(len(feed.tokens))}
+    for tensors in (pool._keys, pool._values):
+        for tensor in tensors.values():
+            changed = (tensor != 7.0).any(dim=-1).any(dim=1)[0].nonzero().flatten().tolist()
+            assert set(changed) == fed
+    for i, (keys, values) in before.items():
+        pool._keys[i].copy_(keys)
+        pool._values[i].copy_(values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma2 with softcaps and some windows", "gpt2 with learned positions"])
+def test_other_architectures(tmp_path: Path, cache: None, name: str) -> None:
+    runner = ModelRunner(load(make_tiny(tmp_path / "model", ARCHITECTURES[name]())))
+    runner.prepare(_SIZE)
+    runner.compile()
+    assert runner.compiled
+
+
+@pytest.mark.slow
+async def test_two_compiled_engines_in_one_process_keep_apart(
+    llama_folder: Path, tmp_path: Path, cache: None, start_engine: StartEngine
+) -> None:
+    other = make_tiny(tmp_path / "other", ARCHITECTURES["llama"](), seed=9)
+    tokens = random_tokens(random.Random(3), 20)
+    folders = (llama_folder, other)
+    engines = [await start_engine(folder, compile=True) for folder in folders]
+    sessions = [await engine.open(50) for engine in engines]
+    for folder, engine, session in zip(folders, engines, sessions, strict=True):
+        assert runner_of(engine).compiled
+        await evaluate(session, 0, tokens[:-1])
+        assert_close(await evaluate(session, len(tokens) - 1, tokens[-1:]), Library(folder).logits(tokens, 1))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no C++ compiler was found\nand a long story"), NotImplementedError("a kind of layer")]
+)
+async def test_what_cannot_be_compiled_is_served_eager_and_the_reason_logged(
+    llama_folder: Path,
+    library: Library,
+    start_engine: StartEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    def fail(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(compiled, "_compile", fail)
+    with caplog.at_level(logging.WARNING):
+        engine = await start_engine(llama_folder, compile=True)
+    (record,) = [record for record in caplog.records if "not compiled" in record.message]
+    assert type(error).__name__ in record.message
+    assert str(error).splitlines()[0] in record.message
+    assert "long story" not in record.message
+    tokens = random_tokens(random.Random(3), 20)
+    assert_close(await evaluate(await engine.open(50), 0, tokens, 3), library.logits(tokens, 3))
+
+
+async def test_a_compiled_forward_that_computes_something_else_is_not_used(
+    llama_folder: Path,
+    library: Library,
+    start_engine: StartEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(forward: object, example: list[torch.Tensor], several: bool) -> object:
+        del forward, example, several
+        return lambda ids, positions, keep: torch.zeros(len(keep), 4096)
+
+    monkeypatch.setattr(compiled, "_compile", broken)
+    engine = await start_engine(llama_folder, compile=True)
+    assert "compiled passes: logits differ" in caplog.text
+    tokens = random_tokens(random.Random(4), 20)
+    assert_close(await evaluate(await engine.open(50), 0, tokens, 3), library.logits(tokens, 3))
+
+
+async def test_nothing_is_compiled_unasked(
+    llama_folder: Path, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(CompiledForward, "__init__", fail)
+    assert not runner_of(await start_engine(llama_folder)).compiled
