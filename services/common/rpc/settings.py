@@ -82,9 +82,7 @@ class ModelSettings(ServerSettings):
         description="Prompt tokens fed in one pass, of all sessions together; it delays the others this much.",
     )
     max_pass_tokens: int = Field(1024, ge=1, description="Tokens fed in one pass in all.")
-    compile: bool = Field(
-        False, description="Compile small passes at start: needs a C++ compiler, and a minute or so."
-    )
+    compile: bool = Field(False, description="Compile small passes at start: needs a C++ compiler, and a minute or so.")
 
     @model_validator(mode="after")
     def _chunk_fits_in_pass(self) -> Self:
