@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from services.common.engine import compiled
 from services.common.engine.compiled import MOST_TOKENS, CompiledForward
@@ -26,8 +28,7 @@ _ROOM = 100
 @pytest.fixture(scope="module")
 def cache() -> Iterator[None]:
     """Let what is compiled here be found by nobody else."""
-    with pytest.MonkeyPatch.context() as patch, torch._inductor.utils.fresh_cache():
-        patch.delenv("PACELINE_HOME", raising=False)
+    with torch._inductor.utils.fresh_cache():
         yield
 
 
@@ -165,6 +166,22 @@ async def test_a_compiled_forward_that_computes_something_else_is_not_used(
     assert "compiled passes: logits differ" in caplog.text
     tokens = random_tokens(random.Random(4), 20)
     assert_close(await evaluate(await engine.open(50), 0, tokens, 3), library.logits(tokens, 3))
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "home/compiled"), ("chosen", "chosen")])
+async def test_compiled_code_is_kept_with_the_models_unless_another_folder_is_chosen(
+    llama_folder: Path,
+    start_engine: StartEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    chosen: str | None,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(compiled, "_compile", lambda *_: torch.zeros)
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / chosen) if chosen else default_cache_dir())
+    await start_engine(llama_folder, compile=True)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / expected)
 
 
 async def test_nothing_is_compiled_unasked(

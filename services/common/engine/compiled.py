@@ -146,7 +146,7 @@ class CompiledForward:
         Raises:
             Exception: Of many kinds, where there is no compiler or the model cannot be compiled as a whole.
         """
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paceline_home() / "compiled"))
+        _choose_cache()
         forward = _forward(loaded.model, cache_argument, keeps_logits)
         self._pool = pool
         self._graphs: dict[bool, Callable[..., torch.Tensor]] = {}
@@ -176,6 +176,16 @@ class CompiledForward:
             # A graph of any size is one of any size but 1.
             keep = keep.repeat(2)
         return self._graphs[several](ids, positions, keep)[:rows]
+
+
+def _choose_cache() -> None:
+    """Let compiled code lie with what else Paceline keeps, unless the user has chosen another folder."""
+    # A private name: where torch lacks it, there are no compiled passes.
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # torch has set its default when it was imported: a temporary folder.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(paceline_home() / "compiled")
 
 
 def _forward(model: PreTrainedModel, cache_argument: str, keeps_logits: bool) -> Callable[..., torch.Tensor]:
