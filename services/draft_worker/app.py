@@ -46,12 +46,10 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
     # Imported here: an n-gram drafter needs no torch, not even installed. In a thread, for it takes seconds in which
     # health and signals have to be answered.
     await asyncio.to_thread(importlib.import_module, "services.draft_worker.model_proposer")
-    from services.common.engine.engine import Engine
-    from services.common.engine.worker import engine_options, load_options, prepare
+    from services.common.engine.worker import start_engine
     from services.draft_worker.model_proposer import ModelProposer
 
-    loaded = await asyncio.to_thread(prepare, load_options(settings))
-    engine = await asyncio.to_thread(Engine, loaded, engine_options(settings), stop_this_process)
+    loaded, engine = await start_engine(settings, stop_this_process)
     engines.push_async_callback(engine.close)
     export_engine(engine.stats)
     info = worker_pb2.ModelInfo(

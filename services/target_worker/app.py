@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 from paceline.v1 import target_pb2_grpc
-from services.common.engine.engine import Engine
-from services.common.engine.worker import engine_options, load_options, prepare
+from services.common.engine.worker import start_engine
 from services.common.rpc.gauges import export_engine
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.common.rpc.worker import RECEIVE_MIB
@@ -28,8 +26,7 @@ async def serve(settings: TargetSettings) -> None:
     engines = contextlib.AsyncExitStack()
 
     async def load() -> None:
-        loaded = await asyncio.to_thread(prepare, load_options(settings))
-        engine = await asyncio.to_thread(Engine, loaded, engine_options(settings), stop_this_process)
+        loaded, engine = await start_engine(settings, stop_this_process)
         engines.push_async_callback(engine.close)
         export_engine(engine.stats)
         service.attach(serving(loaded, Verifier(engine), engine.context_length, instance_name(settings)))

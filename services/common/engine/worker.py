@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gc
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from services.common.engine.admission import AdmissionLimits
 from services.common.engine.default_model import ensure_default_model, paceline_home
+from services.common.engine.engine import Engine
 from services.common.engine.model import LoadedModel, LoadOptions, load_model
 from services.common.engine.options import EngineOptions
 from services.common.engine.scheduler import PassLimits
@@ -16,12 +20,12 @@ from services.common.engine.scheduler import PassLimits
 log = logging.getLogger(__name__)
 
 
-def load_options(settings: Any) -> LoadOptions:
+def _load_options(settings: Any) -> LoadOptions:
     """Return the load options in a worker's settings, which have the same names."""
     return LoadOptions(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(LoadOptions)})
 
 
-def engine_options(settings: Any) -> EngineOptions:
+def _engine_options(settings: Any) -> EngineOptions:
     """Return the engine options in a worker's settings."""
     return EngineOptions(
         kv_cache_memory=settings.kv_cache_memory,
@@ -31,7 +35,24 @@ def engine_options(settings: Any) -> EngineOptions:
     )
 
 
-def prepare(options: LoadOptions) -> LoadedModel:
+async def start_engine(settings: Any, on_death: Callable[[], None]) -> tuple[LoadedModel, Engine]:
+    """Load a worker's model and start its engine, away from the event loop.
+
+    In a thread that ends: one that has computed and lives on slows the passes down, see `Engine`.
+
+    Raises:
+        StartupError: The model cannot be had, or not be served.
+    """
+
+    def start() -> tuple[LoadedModel, Engine]:
+        loaded = _load(_load_options(settings))
+        return loaded, Engine(loaded, _engine_options(settings), on_death)
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as threads:
+        return await asyncio.get_running_loop().run_in_executor(threads, start)
+
+
+def _load(options: LoadOptions) -> LoadedModel:
     """Load a model, fetching the default one first where it is asked for by the name `default`.
 
     Raises:
