@@ -157,7 +157,7 @@ def _table(windows: Sequence[Window]) -> Table:
         ratios = speeds / alone
         rows.append(
             (
-                "transformers' generate" if streams == 0 else f"{streams} streams",
+                "transformers' generate" if streams == 0 else f"{streams} stream" + "s" * (streams > 1),
                 *(f"{np.median(speeds):.1f}", f"{np.median(ratios):.2f}", f"{ratios.min():.2f} to {ratios.max():.2f}"),
                 *(["", "", ""] if streams == 0 else [*gaps, batch]),
             )
