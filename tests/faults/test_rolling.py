@@ -80,7 +80,7 @@ def moves(coordinator: Coordinator, which: str) -> int:
 
 def test_eight_at_once_say_what_each_says_alone(two: Two, sampled: list[Reply]) -> None:
     assert max(row.target.batch_size for reply in sampled for row in reply.result.speculation.per_round) > 1
-    for asked, together in list(zip(requests(sampling=PLAIN, max_tokens=LENGTH), sampled, strict=True))[:3]:
+    for asked, together in zip(requests(sampling=PLAIN, max_tokens=LENGTH), sampled, strict=True):
         with two.coordinator.connected() as stub:
             items = list(stub.Generate(asked, timeout=100))
         assert [token.id for item in items[:-1] for token in item.chunk.tokens] == together.tokens

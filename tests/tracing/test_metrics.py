@@ -63,6 +63,30 @@ def test_running_requests_are_gauged(traced: Traced, stats: pb.SpeculationStats)
     assert not metric.sum.is_monotonic
 
 
+@pytest.mark.parametrize("worker", ["target", "draft"])
+def test_a_worker_tells_what_its_engine_does(traced: Traced, stats: pb.SpeculationStats, worker: str) -> None:
+    name = f"paceline-{worker}-worker"
+
+    def states(metric: Metric) -> dict[str, int]:
+        return {point.attributes[0].value.string_value: point.as_int for point in metric.gauge.data_points}
+
+    # All sessions have ended with their requests.
+    traced.receiver.metric(name, "paceline.worker.sessions", lambda m: states(m) == {"open": 0, "waiting": 0})
+    tokens = states(traced.receiver.metric(name, "paceline.worker.kv.tokens", lambda m: states(m)["reserved"] == 0))
+    assert tokens["free"] > 0
+    assert tokens.keys() == {"reserved", "kept", "free"}
+    (queue,) = traced.receiver.metric(name, "paceline.worker.queue").gauge.data_points
+    assert queue.as_int == 0
+    fed = sum(getattr(done, worker).forward_tokens for done in stats.per_round)
+    traced.receiver.metric(name, "paceline.worker.pass.tokens", lambda m: total(m) >= fed)
+    passes = traced.receiver.metric(name, "paceline.worker.passes", lambda m: total(m) > 0)
+    shared = traced.receiver.metric(name, "paceline.worker.pass.sessions", lambda m: total(m) >= total(passes))
+    assert passes.sum.is_monotonic
+    assert shared.sum.is_monotonic
+    for counter in ("hits", "tokens"):
+        assert total(traced.receiver.metric(name, f"paceline.worker.prefix.{counter}")) >= 0
+
+
 def total(metric: Metric) -> int:
     """Return the sum over all attributes."""
     return int(sum(point.as_int for point in metric.sum.data_points))
