@@ -1,4 +1,7 @@
-"""No position goes through a model twice: what the workers say they fed, against what a round adds."""
+"""No position goes through a model twice: what the workers say they fed, against what a round adds.
+
+A prompt that another session has had is copied from its cache, and not fed at all.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import itertools
 
 import pytest
 
+from paceline.v1 import worker_pb2
 from tests.real_model.conftest import PROMPTS
 from tests.real_model.serving import Serving
 from tests.support.cluster import Reply
@@ -20,7 +24,8 @@ def test_the_target_is_fed_the_prompt_once_and_then_what_each_round_adds(
     prompt = reply.result.usage.prompt_tokens
     # The token that a round adds to its drafts has not been through the model, whichever origin it has.
     expected = [(prompt if done.index == 0 else 1) + done.proposed for done in rounds]
-    assert [done.target.forward_tokens for done in rounds] == expected
+    assert [had(done.target) for done in rounds] == expected
+    assert not any(done.target.reused_tokens for done in rounds[1:])
     assert sum(expected) == prompt + reply.result.speculation.proposed + len(rounds) - 1
 
 
@@ -41,7 +46,8 @@ def test_a_model_draft_is_fed_the_prompt_once_and_then_what_each_round_adds(
         # the last draft has yet to be caught up with.
         new = 2 if before.accepted == before.proposed else 1
         expected.append(new + done.gamma - 1)
-    assert [done.draft.forward_tokens for done in asked] == expected
+    assert [had(done.draft) for done in asked] == expected
+    assert not any(done.draft.reused_tokens for done in asked[1:])
     assert all(done.proposed == done.gamma for done in asked)
 
 
@@ -58,6 +64,11 @@ def test_the_drafts_of_these_tests_are_kept_all_in_part_and_not_at_all(serving: 
     assert kept("itself") == (True, False, False)
     assert kept("random")[2]
     assert kept("noisy")[1]
+
+
+def had(timing: worker_pb2.WorkerTiming) -> int:
+    """Return the positions that a request brought into a cache."""
+    return timing.forward_tokens + timing.reused_tokens
 
 
 def _asked(reply: Reply) -> list[tuple[int, int]]:
