@@ -14,7 +14,7 @@ from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
 from services.common.rpc.server import Server
-from services.common.rpc.worker import Inbox, Lease, Received, Streams, open_session, send
+from services.common.rpc.worker import Inbox, Received, Streams, StreamSession, open_session, send
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import MAX_GAMMA
 from services.draft_worker.proposer import Proposer, ProposeSession
@@ -66,12 +66,12 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         """Serve one session: its KV cache lives no longer than this call."""
         async with statuses(context) as call:
             warm = self._warm()
-            with self._streams, contextlib.closing(Lease(partial(_open, warm))) as lease:
+            with self._streams, contextlib.closing(StreamSession(partial(_open, warm))) as owned:
                 # Read ahead: a request that arrives while an older one is being answered ends that one.
-                async with Inbox(requests, self._idle_timeout_s, lease.close) as inbox:
+                async with Inbox(requests, self._idle_timeout_s, owned.close) as inbox:
                     async for request, received in inbox:
                         call.request_id = request.start.request_id or call.request_id
-                        session = await lease.session(request)
+                        session = await owned.session(request)
                         answer = _Answer(request, received, session, inbox, warm.info)
                         async with contextlib.aclosing(answer.replies()) as replies:
                             async for reply in replies:
@@ -107,7 +107,7 @@ class _Answer:
         request = self.request
         if request.gamma > MAX_GAMMA:
             raise InvalidFieldError("gamma", request.gamma, f"at most {MAX_GAMMA}")
-        # One that is overtaken asks for nothing; what it brought is sent again if the drafter did not take it in.
+        # One that is overtaken asks for nothing; what it brought is taken in all the same.
         gamma = request.gamma if self.inbox.is_empty else 0
         count = 0
         try:

@@ -14,7 +14,7 @@ from services.common.engine.model import LoadedModel
 from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
 from services.common.rpc.server import Server
-from services.common.rpc.worker import Inbox, Lease, Received, Streams, open_session, send
+from services.common.rpc.worker import Inbox, Received, Streams, StreamSession, open_session, send
 from services.common.specdec.errors import UnknownPrefixError
 from services.target_worker.verifier import Verifier, VerifySession
 
@@ -92,11 +92,11 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         """Serve one session: its KV cache lives no longer than this call."""
         async with statuses(context) as call:
             warm = self._warm()
-            with self._streams, contextlib.closing(Lease(partial(_open, warm))) as lease:
-                async with Inbox(requests, self._idle_timeout_s, lease.close) as inbox:
+            with self._streams, contextlib.closing(StreamSession(partial(_open, warm))) as owned:
+                async with Inbox(requests, self._idle_timeout_s, owned.close) as inbox:
                     async for request, received in inbox:
                         call.request_id = request.start.request_id or call.request_id
-                        session = await lease.session(request)
+                        session = await owned.session(request)
                         reply = await self._verify(session, request, received, warm.info)
                         reply.draining = self._server.draining
                         await send(context, reply, self._idle_timeout_s)

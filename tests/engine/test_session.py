@@ -66,7 +66,7 @@ async def test_chunked_prefill_equals_one_pass(llama_folder: Path, library: Libr
         session = await engine.open(100)
         logits, timing = await session.evaluate(0, prompt, 5, identity)
         assert_close(logits, expected)
-        assert timing.forward_tokens == session.forward_tokens == engine.counters.positions == 100
+        assert timing.forward_tokens == engine.counters.positions == 100
         # The five whose logits are wanted share a pass with the last of the others.
         assert engine.counters.passes in (passes, passes - 1)
 
@@ -109,7 +109,7 @@ async def test_bad_requests_change_nothing(engine: Engine, base_length: int, tok
     with pytest.raises(InvalidFieldError, match=message):
         await evaluate(session, base_length, tokens)
     assert tokens_of(session) == [3, 4]
-    assert session.forward_tokens == 2
+    assert engine.counters.positions == 2
 
 
 async def test_a_pass_that_fails_half_way_leaves_a_cache_that_works(
@@ -148,7 +148,6 @@ async def test_a_request_that_is_cancelled_in_the_queue_never_runs(
     await holding
     await evaluate(holder, 0, [5])
     assert [feed.tokens for feeds in passes for feed in feeds] == [[5]]
-    assert session.forward_tokens == 0
     assert tokens_of(session) == [3, 4], "whoever asks next goes on from what was asked"
 
 
@@ -233,7 +232,7 @@ async def test_generating_is_greedy_decoding_with_the_librarys_forward(engine: E
     assert text + drawn == expected
     assert tokens_of(session) == expected, "the last one too"
     assert len(calls) == 20
-    assert session.forward_tokens == len(text) + 19, "which is not fed"
+    assert engine.counters.positions == len(text) + 19, "which is not fed"
 
 
 async def test_a_draw_of_nothing_ends_the_generating(engine: Engine) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from paceline.v1 import draft_pb2, worker_pb2
-from services.common.rpc.worker import READ_AHEAD, Inbox, Lease
+from services.common.rpc.worker import READ_AHEAD, Inbox, StreamSession
 from services.common.specdec.errors import InvalidFieldError
 
 FOREVER_S = 600.0
@@ -100,7 +100,7 @@ async def test_a_session_that_was_given_back_is_opened_again_as_it_began() -> No
         opened.append((start, Session()))
         return opened[-1][1]
 
-    lease = Lease(open_session)
+    lease = StreamSession(open_session)
     start = worker_pb2.SessionStart(seed=7)
     first = await lease.session(draft_pb2.ProposeRequest(start=start))
     assert await lease.session(draft_pb2.ProposeRequest()) is first
@@ -116,4 +116,4 @@ async def test_a_first_request_that_opens_nothing_is_refused() -> None:
         raise AssertionError(start)
 
     with pytest.raises(InvalidFieldError, match="start is 'unset': must be set in the first message of a stream"):
-        await Lease(open_session).session(draft_pb2.ProposeRequest())
+        await StreamSession(open_session).session(draft_pb2.ProposeRequest())

@@ -12,35 +12,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import torch
 
 from services.common.engine.admission import Admission
-from services.common.engine.kv_memory import KvMemory, Lease
+from services.common.engine.kv_memory import KvMemory
 from services.common.engine.model import LoadedModel
 from services.common.engine.options import EngineOptions, pool_size
-from services.common.engine.prefixes import BLOCK
+from services.common.engine.planner import Pass, Planner
 from services.common.engine.runner import Feed, ModelRunner
-from services.common.engine.scheduler import Share, plan_pass
+from services.common.engine.scheduler import Share
 from services.common.engine.session import ModelSession
 from services.common.engine.stats import EngineCounters, EngineStats
 from services.common.engine.work import SessionClosedError, Work
-from services.common.specdec.errors import CapacityError, UnknownPrefixError
+from services.common.specdec.errors import CapacityError
 
 log = logging.getLogger(__name__)
 
 # So many failed passes in a row, each over one session, are the device's fault and not the sessions'.
 _FAILURES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What one pass does: copies (source, target, length) of prefixes first, then each share's feed."""
-
-    copies: list[tuple[int, int, int]]
-    shares: list[Share[Work]]
-    feeds: list[Feed]
 
 
 class Engine:
@@ -68,7 +58,6 @@ class Engine:
         """
         self.vocab_size = loaded.vocab_size
         self.counters = EngineCounters()
-        self._limits = options.passes
         self._on_death = on_death
         self._ready = threading.Event()
         prepared: Future[tuple[ModelRunner, int]] = Future()
@@ -82,6 +71,7 @@ class Engine:
         # Guards the memory's books, the sequences and the list of those that wait; never held during a pass.
         self._changed = threading.Condition()
         self._admission = Admission(self._memory, self._changed, options.admission)
+        self._planner = Planner(self._memory, options.passes, self.counters)
         self._waiting: list[Work] = []
         self._closing = False
         self._failures = 0
@@ -182,72 +172,16 @@ class Engine:
                 for work in self._waiting:
                     work.finish(SessionClosedError())
 
-    def _next(self) -> _Pass | None:
+    def _next(self) -> Pass | None:
         """Wait for requests and plan the next pass; None when the engine closes."""
         with self._changed:
             while True:
                 if self._closing:
                     return None
-                if planned := self._plan():
+                self._waiting = [work for work in self._waiting if self._planner.wanted(work)]
+                if planned := self._planner.plan(self._waiting):
                     return planned
                 self._changed.wait()
-
-    def _plan(self) -> _Pass | None:
-        self._waiting = [work for work in self._waiting if self._wanted(work)]
-        copies: list[tuple[int, int, int]] = []
-        ready: list[Work] = []
-        prefilling: set[Lease] = set()
-        for work in self._waiting:
-            if not self._reuse(work, copies, prefilling):
-                continue
-            ready.append(work)
-            if work.pending > work.rows:
-                prefilling.add(work.lease)
-        shares = plan_pass(ready, self._limits)
-        # Made here, under the lock: a session that is closed during the pass has its sequence cut off.
-        return (
-            _Pass(copies, shares, [share.work.feed(share.count, share.complete) for share in shares])
-            if shares
-            else None
-        )
-
-    def _wanted(self, work: Work) -> bool:
-        """Begin a request that has not begun; tell whether it is to be served at all."""
-        try:
-            if work.begun:
-                work.lease  # noqa: B018 - raises when the session has been closed
-            else:
-                # One that is cancelled too: its owner goes on from the sequence that it asked for.
-                work.begin()
-                self._memory.publish(work.lease)
-        except (SessionClosedError, UnknownPrefixError) as error:
-            work.finish(error)
-            return False
-        if work.cancelled:
-            work.finish(SessionClosedError())
-            return False
-        return True
-
-    def _reuse(self, work: Work, copies: list[tuple[int, int, int]], prefilling: set[Lease]) -> bool:
-        """Give a prompt at its beginning what others hold of it; return False to let it wait for one that is ahead.
-
-        Several sessions with one long prefix arrive together: the first feeds it, the others wait for that, and copy.
-        """
-        lease = work.lease
-        limit = len(lease.tokens) - work.rows
-        if lease.cached or limit < BLOCK:
-            return True
-        held = self._memory.donor(lease.tokens)
-        have = min(held[1], limit) if held is not None and held[0] is not lease else 0
-        ahead = self._memory.sharing(lease.tokens, prefilling)
-        if any(min(common, limit) >= have + BLOCK for common in ahead.values()):
-            return False
-        if held is not None and have >= BLOCK:
-            copies.append((held[0].start, lease.start, have))
-            work.reuse(have)
-            self.counters.prefix_hits += 1
-            self.counters.reused_tokens += have
-        return True
 
     def _execute(self, shares: Sequence[Share[Work]], feeds: Sequence[Feed]) -> None:
         started_s = time.perf_counter()

@@ -24,13 +24,11 @@ class ModelSession:
 
     Attributes:
         capacity: Most tokens that can be fed.
-        forward_tokens: Positions fed to the model since the session began.
         lease: The places; None once closed.
     """
 
     def __init__(self, engine: Engine, lease: Lease) -> None:
         self.capacity = lease.length
-        self.forward_tokens = 0
         self.lease: Lease | None = lease
         self._engine = engine
 
@@ -97,7 +95,9 @@ class ModelSession:
             await work.done
         finally:
             work.cancelled = True
-            work.done.cancel()
+            if not work.done.cancel() and not work.done.cancelled():
+                # Looked at, so that asyncio does not tell of a failure that nobody waits for any more.
+                work.done.exception()
 
     def note(self, base_length: int, tokens: Sequence[int]) -> None:
         """Keep `base_length` tokens, append `tokens`, before whatever is asked next; nothing is fed for it.

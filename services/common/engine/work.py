@@ -105,7 +105,6 @@ class Work:
         """Note that `count` more positions are cached."""
         self.lease.sequence.cached += count
         self.pending -= count
-        self.session.forward_tokens += count
         self.timing = dataclasses.replace(self.timing, forward_tokens=self.timing.forward_tokens + count)
 
     def spent(self, seconds: float) -> None:

@@ -122,7 +122,7 @@ class Closeable(Protocol):
 S = TypeVar("S", bound=Closeable)
 
 
-class Lease(Generic[S]):
+class StreamSession(Generic[S]):
     """A stream's session at the engine: opened by a request, given back while the stream is idle and when it ends."""
 
     def __init__(self, open_session: Callable[[worker_pb2.SessionStart], Awaitable[S]]) -> None:
