@@ -25,43 +25,43 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import worker_pb2 as paceline_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpaceline/v1/coordinator.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/worker.proto\"\xce\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.paceline.v1.ChatPrompt\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.paceline.v1.TokenPrompt\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12)\n\x04stop\x18\x08 \x01(\x0b\x32\x1b.paceline.v1.StopConditions\x12\x12\n\x05gamma\x18\t \x01(\x05H\x03\x88\x01\x01\x42\x07\n\x05_textB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x08\n\x06_gamma\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\"?\n\x0b\x43hatMessage\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"H\n\x0eStopConditions\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0f\n\x07strings\x18\x02 \x03(\t\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"r\n\x10GenerateResponse\x12\'\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x16.paceline.v1.TextChunkH\x00\x12-\n\x06result\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.GenerateResultH\x00\x42\x06\n\x04item\"=\n\tTextChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\"\n\x06tokens\x18\x02 \x03(\x0b\x32\x12.paceline.v1.Token\"K\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12(\n\x06origin\x18\x02 \x01(\x0e\x32\x18.paceline.v1.TokenOrigin\x12\x0c\n\x04text\x18\x03 \x01(\t\"\xfa\x02\n\x0eGenerateResult\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\r\n\x05gamma\x18\x06 \x01(\r\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x08 \x01(\r\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.paceline.v1.SpeculationStats\x12\x18\n\x10prompt_token_ids\x18\n \x03(\r\x12*\n\x06target\x18\x0b \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x10\n\x08trace_id\x18\x0c \x01(\t\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xd5\x01\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x10\n\x08proposed\x18\x02 \x01(\r\x12\x0e\n\x06tested\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x0f\n\x07\x65mitted\x18\x05 \x01(\r\x12\r\n\x05\x61lpha\x18\x06 \x01(\x01\x12\x18\n\x10tokens_per_round\x18\x07 \x01(\x01\x12\x17\n\x0f\x64\x65graded_rounds\x18\x08 \x01(\r\x12*\n\tper_round\x18\t \x03(\x0b\x32\x17.paceline.v1.RoundStats\"\xe5\x02\n\nRoundStats\x12\r\n\x05index\x18\x01 \x01(\x04\x12\r\n\x05gamma\x18\x02 \x01(\r\x12\x10\n\x08proposed\x18\x03 \x01(\r\x12\x0e\n\x06tested\x18\x04 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\r\x12\x0f\n\x07\x65mitted\x18\x06 \x01(\r\x12\x10\n\x08\x64\x65graded\x18\x07 \x01(\x08\x12\x10\n\x08start_ms\x18\x08 \x01(\x01\x12\x10\n\x08total_ms\x18\t \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\n \x01(\x01\x12\x11\n\tverify_ms\x18\x0b \x01(\x01\x12\x11\n\taccept_ms\x18\x0c \x01(\x01\x12\x0f\n\x07wire_ms\x18\r \x01(\x01\x12(\n\x05\x64raft\x18\x0e \x01(\x0b\x32\x19.paceline.v1.WorkerTiming\x12)\n\x06target\x18\x0f \x01(\x0b\x32\x19.paceline.v1.WorkerTiming\x12\x0f\n\x07q_bytes\x18\x10 \x01(\x04\x12\x0f\n\x07p_bytes\x18\x11 \x01(\x04*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*\x98\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x1f\n\x1bTOKEN_ORIGIN_ACCEPTED_DRAFT\x10\x01\x12\x19\n\x15TOKEN_ORIGIN_RESIDUAL\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x17\n\x13TOKEN_ORIGIN_TARGET\x10\x04*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x32_\n\x12\x43oordinatorService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpaceline/v1/coordinator.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/worker.proto\"\xff\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.paceline.v1.ChatPrompt\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.paceline.v1.TokenPrompt\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12)\n\x04stop\x18\x08 \x01(\x0b\x32\x1b.paceline.v1.StopConditions\x12\x12\n\x05gamma\x18\t \x01(\x05H\x03\x88\x01\x01\x12/\n\x0cverification\x18\n \x01(\x0e\x32\x19.paceline.v1.VerificationB\x07\n\x05_textB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x08\n\x06_gamma\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\"?\n\x0b\x43hatMessage\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"H\n\x0eStopConditions\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0f\n\x07strings\x18\x02 \x03(\t\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"r\n\x10GenerateResponse\x12\'\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x16.paceline.v1.TextChunkH\x00\x12-\n\x06result\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.GenerateResultH\x00\x42\x06\n\x04item\"=\n\tTextChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\"\n\x06tokens\x18\x02 \x03(\x0b\x32\x12.paceline.v1.Token\"K\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12(\n\x06origin\x18\x02 \x01(\x0e\x32\x18.paceline.v1.TokenOrigin\x12\x0c\n\x04text\x18\x03 \x01(\t\"\xc3\x03\n\x0eGenerateResult\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\r\n\x05gamma\x18\x06 \x01(\r\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x08 \x01(\r\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.paceline.v1.SpeculationStats\x12\x18\n\x10prompt_token_ids\x18\n \x03(\r\x12*\n\x06target\x18\x0b \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x10\n\x08trace_id\x18\x0c \x01(\t\x12/\n\x0cverification\x18\r \x01(\x0e\x32\x19.paceline.v1.Verification\x12\x16\n\x0e\x61\x64\x61ptive_gamma\x18\x0e \x01(\x08\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xd5\x01\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x10\n\x08proposed\x18\x02 \x01(\r\x12\x0e\n\x06tested\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x0f\n\x07\x65mitted\x18\x05 \x01(\r\x12\r\n\x05\x61lpha\x18\x06 \x01(\x01\x12\x18\n\x10tokens_per_round\x18\x07 \x01(\x01\x12\x17\n\x0f\x64\x65graded_rounds\x18\x08 \x01(\r\x12*\n\tper_round\x18\t \x03(\x0b\x32\x17.paceline.v1.RoundStats\"\x8e\x03\n\nRoundStats\x12\r\n\x05index\x18\x01 \x01(\x04\x12\r\n\x05gamma\x18\x02 \x01(\r\x12\x10\n\x08proposed\x18\x03 \x01(\r\x12\x0e\n\x06tested\x18\x04 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\r\x12\x0f\n\x07\x65mitted\x18\x06 \x01(\r\x12\x10\n\x08\x64\x65graded\x18\x07 \x01(\x08\x12\x10\n\x08start_ms\x18\x08 \x01(\x01\x12\x10\n\x08total_ms\x18\t \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\n \x01(\x01\x12\x11\n\tverify_ms\x18\x0b \x01(\x01\x12\x11\n\taccept_ms\x18\x0c \x01(\x01\x12\x0f\n\x07wire_ms\x18\r \x01(\x01\x12(\n\x05\x64raft\x18\x0e \x01(\x0b\x32\x19.paceline.v1.WorkerTiming\x12)\n\x06target\x18\x0f \x01(\x0b\x32\x19.paceline.v1.WorkerTiming\x12\x0f\n\x07q_bytes\x18\x10 \x01(\x04\x12\x0f\n\x07p_bytes\x18\x11 \x01(\x04\x12\x11\n\tran_ahead\x18\x12 \x01(\x08\x12\x14\n\x0c\x66\x65tched_rows\x18\x13 \x01(\r*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*\x98\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x1f\n\x1bTOKEN_ORIGIN_ACCEPTED_DRAFT\x10\x01\x12\x19\n\x15TOKEN_ORIGIN_RESIDUAL\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x17\n\x13TOKEN_ORIGIN_TARGET\x10\x04*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x32_\n\x12\x43oordinatorService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1906
-  _globals['_ROLE']._serialized_end=1986
-  _globals['_TOKENORIGIN']._serialized_start=1989
-  _globals['_TOKENORIGIN']._serialized_end=2141
-  _globals['_FINISHREASON']._serialized_start=2143
-  _globals['_FINISHREASON']._serialized_end=2261
+  _globals['_ROLE']._serialized_start=2069
+  _globals['_ROLE']._serialized_end=2149
+  _globals['_TOKENORIGIN']._serialized_start=2152
+  _globals['_TOKENORIGIN']._serialized_end=2304
+  _globals['_FINISHREASON']._serialized_start=2306
+  _globals['_FINISHREASON']._serialized_end=2424
   _globals['_GENERATEREQUEST']._serialized_start=73
-  _globals['_GENERATEREQUEST']._serialized_end=407
-  _globals['_CHATPROMPT']._serialized_start=409
-  _globals['_CHATPROMPT']._serialized_end=465
-  _globals['_CHATMESSAGE']._serialized_start=467
-  _globals['_CHATMESSAGE']._serialized_end=530
-  _globals['_TOKENPROMPT']._serialized_start=532
-  _globals['_TOKENPROMPT']._serialized_end=558
-  _globals['_STOPCONDITIONS']._serialized_start=560
-  _globals['_STOPCONDITIONS']._serialized_end=632
-  _globals['_GENERATERESPONSE']._serialized_start=634
-  _globals['_GENERATERESPONSE']._serialized_end=748
-  _globals['_TEXTCHUNK']._serialized_start=750
-  _globals['_TEXTCHUNK']._serialized_end=811
-  _globals['_TOKEN']._serialized_start=813
-  _globals['_TOKEN']._serialized_end=888
-  _globals['_GENERATERESULT']._serialized_start=891
-  _globals['_GENERATERESULT']._serialized_end=1269
-  _globals['_USAGE']._serialized_start=1271
-  _globals['_USAGE']._serialized_end=1328
-  _globals['_SPECULATIONSTATS']._serialized_start=1331
-  _globals['_SPECULATIONSTATS']._serialized_end=1544
-  _globals['_ROUNDSTATS']._serialized_start=1547
-  _globals['_ROUNDSTATS']._serialized_end=1904
-  _globals['_COORDINATORSERVICE']._serialized_start=2263
-  _globals['_COORDINATORSERVICE']._serialized_end=2358
+  _globals['_GENERATEREQUEST']._serialized_end=456
+  _globals['_CHATPROMPT']._serialized_start=458
+  _globals['_CHATPROMPT']._serialized_end=514
+  _globals['_CHATMESSAGE']._serialized_start=516
+  _globals['_CHATMESSAGE']._serialized_end=579
+  _globals['_TOKENPROMPT']._serialized_start=581
+  _globals['_TOKENPROMPT']._serialized_end=607
+  _globals['_STOPCONDITIONS']._serialized_start=609
+  _globals['_STOPCONDITIONS']._serialized_end=681
+  _globals['_GENERATERESPONSE']._serialized_start=683
+  _globals['_GENERATERESPONSE']._serialized_end=797
+  _globals['_TEXTCHUNK']._serialized_start=799
+  _globals['_TEXTCHUNK']._serialized_end=860
+  _globals['_TOKEN']._serialized_start=862
+  _globals['_TOKEN']._serialized_end=937
+  _globals['_GENERATERESULT']._serialized_start=940
+  _globals['_GENERATERESULT']._serialized_end=1391
+  _globals['_USAGE']._serialized_start=1393
+  _globals['_USAGE']._serialized_end=1450
+  _globals['_SPECULATIONSTATS']._serialized_start=1453
+  _globals['_SPECULATIONSTATS']._serialized_end=1666
+  _globals['_ROUNDSTATS']._serialized_start=1669
+  _globals['_ROUNDSTATS']._serialized_end=2067
+  _globals['_COORDINATORSERVICE']._serialized_start=2426
+  _globals['_COORDINATORSERVICE']._serialized_end=2521
 # @@protoc_insertion_point(module_scope)

@@ -110,6 +110,7 @@ class GenerateRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     GAMMA_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """At most 128 printable ASCII characters. Default: made by the server. Returned in the result and in the initial
     metadata `paceline-request-id`.
@@ -121,7 +122,13 @@ class GenerateRequest(_message.Message):
     max_tokens: _builtins.int
     """Most tokens to generate, 1 to what fits in the context. Default: the server's --default-max-tokens, or what fits."""
     gamma: _builtins.int
-    """Drafted tokens in a round, 0 to the server's --max-gamma; 0 uses the target alone. Default: the server's --default-gamma."""
+    """Drafted tokens in a round, 0 to the server's --max-gamma; 0 uses the target alone. Default: chosen anew for each round by
+    what pays, from 0 to the server's --max-gamma.
+    """
+    verification: _worker_pb2.Verification.ValueType
+    """Default: COUPLED where `seed` is given, else TOKEN. With TOKEN and a seed the tokens depend on gamma and on the drafts,
+    so gamma is then fixed (the server's --default-gamma unless given) and drafting does not run ahead.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """Messages for the model's chat template. Special tokens written out in their contents are plain text."""
@@ -146,10 +153,11 @@ class GenerateRequest(_message.Message):
         max_tokens: _builtins.int | None = ...,
         stop: Global___StopConditions | None = ...,
         gamma: _builtins.int | None = ...,
+        verification: _worker_pb2.Verification.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gamma", b"_gamma", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "_text", b"_text", "chat", b"chat", "gamma", b"gamma", "max_tokens", b"max_tokens", "sampling", b"sampling", "seed", b"seed", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gamma", b"_gamma", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "_text", b"_text", "chat", b"chat", "gamma", b"gamma", "max_tokens", b"max_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gamma", b"_gamma", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "_text", b"_text", "chat", b"chat", "gamma", b"gamma", "max_tokens", b"max_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "stop", b"stop", "text", b"text", "tokens", b"tokens", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gamma: _TypeAlias = _typing.Literal["gamma"]  # noqa: Y015
     _WhichOneofArgType__gamma: _TypeAlias = _typing.Literal["_gamma", b"_gamma"]  # noqa: Y015
@@ -370,6 +378,8 @@ class GenerateResult(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
+    ADAPTIVE_GAMMA_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     finish_reason: Global___FinishReason.ValueType
     stop_string: _builtins.str
@@ -380,6 +390,10 @@ class GenerateResult(_message.Message):
     max_tokens: _builtins.int
     trace_id: _builtins.str
     """Empty where the request was not traced."""
+    verification: _worker_pb2.Verification.ValueType
+    """How drafts were verified."""
+    adaptive_gamma: _builtins.bool
+    """Gamma was chosen round by round; `gamma` is then the most that it could be."""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -409,10 +423,12 @@ class GenerateResult(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         target: _worker_pb2.ModelIdentity | None = ...,
         trace_id: _builtins.str = ...,
+        verification: _worker_pb2.Verification.ValueType = ...,
+        adaptive_gamma: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "speculation", b"speculation", "target", b"target", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "gamma", b"gamma", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop_string", b"stop_string", "target", b"target", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptive_gamma", b"adaptive_gamma", "finish_reason", b"finish_reason", "gamma", b"gamma", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop_string", b"stop_string", "target", b"target", "trace_id", b"trace_id", "usage", b"usage", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,6 +532,8 @@ class RoundStats(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     Q_BYTES_FIELD_NUMBER: _builtins.int
     P_BYTES_FIELD_NUMBER: _builtins.int
+    RAN_AHEAD_FIELD_NUMBER: _builtins.int
+    FETCHED_ROWS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Names the round's random numbers: unique in the request, ascending."""
     gamma: _builtins.int
@@ -541,6 +559,10 @@ class RoundStats(_message.Message):
     q_bytes: _builtins.int
     """Bytes of rows received."""
     p_bytes: _builtins.int
+    ran_ahead: _builtins.bool
+    """Drafting of the next round ran while this one was verified."""
+    fetched_rows: _builtins.int
+    """Rows whose tail a draw fell on, fetched whole."""
     @_builtins.property
     def draft(self) -> _worker_pb2.WorkerTiming:
         """By the workers' clocks."""
@@ -567,10 +589,12 @@ class RoundStats(_message.Message):
         target: _worker_pb2.WorkerTiming | None = ...,
         q_bytes: _builtins.int = ...,
         p_bytes: _builtins.int = ...,
+        ran_ahead: _builtins.bool = ...,
+        fetched_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_ms", b"accept_ms", "accepted", b"accepted", "degraded", b"degraded", "draft", b"draft", "draft_ms", b"draft_ms", "emitted", b"emitted", "gamma", b"gamma", "index", b"index", "p_bytes", b"p_bytes", "proposed", b"proposed", "q_bytes", b"q_bytes", "start_ms", b"start_ms", "target", b"target", "tested", b"tested", "total_ms", b"total_ms", "verify_ms", b"verify_ms", "wire_ms", b"wire_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_ms", b"accept_ms", "accepted", b"accepted", "degraded", b"degraded", "draft", b"draft", "draft_ms", b"draft_ms", "emitted", b"emitted", "fetched_rows", b"fetched_rows", "gamma", b"gamma", "index", b"index", "p_bytes", b"p_bytes", "proposed", b"proposed", "q_bytes", b"q_bytes", "ran_ahead", b"ran_ahead", "start_ms", b"start_ms", "target", b"target", "tested", b"tested", "total_ms", b"total_ms", "verify_ms", b"verify_ms", "wire_ms", b"wire_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

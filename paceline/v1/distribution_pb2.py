@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epaceline/v1/distribution.proto\x12\x0bpaceline.v1\"Z\n\x0c\x44istribution\x12\x0f\n\x05\x64\x65nse\x18\x01 \x01(\x0cH\x00\x12\x31\n\x06sparse\x18\x02 \x01(\x0b\x32\x1f.paceline.v1.SparseDistributionH\x00\x42\x06\n\x04\x66orm\"8\n\x12SparseDistribution\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epaceline/v1/distribution.proto\x12\x0bpaceline.v1\"\x8f\x01\n\x0c\x44istribution\x12\x0f\n\x05\x64\x65nse\x18\x01 \x01(\x0cH\x00\x12\x31\n\x06sparse\x18\x02 \x01(\x0b\x32\x1f.paceline.v1.SparseDistributionH\x00\x12\x33\n\x07partial\x18\x03 \x01(\x0b\x32 .paceline.v1.PartialDistributionH\x00\x42\x06\n\x04\x66orm\"8\n\x12SparseDistribution\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\"\xa5\x01\n\x13PartialDistribution\x12\x0f\n\x07support\x18\x01 \x01(\x0c\x12\x10\n\x08head_ids\x18\x02 \x01(\x0c\x12\x1a\n\x12head_probabilities\x18\x03 \x01(\x0c\x12\x11\n\ttail_mass\x18\x04 \x01(\x01\x12\x18\n\x0btail_winner\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\ntail_score\x18\x06 \x01(\x01\x42\x0e\n\x0c_tail_winnerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.distribution_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DISTRIBUTION']._serialized_start=47
-  _globals['_DISTRIBUTION']._serialized_end=137
-  _globals['_SPARSEDISTRIBUTION']._serialized_start=139
-  _globals['_SPARSEDISTRIBUTION']._serialized_end=195
+  _globals['_DISTRIBUTION']._serialized_start=48
+  _globals['_DISTRIBUTION']._serialized_end=191
+  _globals['_SPARSEDISTRIBUTION']._serialized_start=193
+  _globals['_SPARSEDISTRIBUTION']._serialized_end=249
+  _globals['_PARTIALDISTRIBUTION']._serialized_start=252
+  _globals['_PARTIALDISTRIBUTION']._serialized_end=417
 # @@protoc_insertion_point(module_scope)

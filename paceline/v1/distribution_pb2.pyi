@@ -28,23 +28,29 @@ class Distribution(_message.Message):
 
     DENSE_FIELD_NUMBER: _builtins.int
     SPARSE_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     dense: _builtins.bytes
     """float32, little endian, one entry for each id of the vocabulary."""
     @_builtins.property
     def sparse(self) -> Global___SparseDistribution:
         """Exact, not an approximation: every id that is absent has probability 0."""
 
+    @_builtins.property
+    def partial(self) -> Global___PartialDistribution:
+        """A row of p of which the unlikely part stays with the target worker until a draw falls on it."""
+
     def __init__(
         self,
         *,
         dense: _builtins.bytes = ...,
         sparse: Global___SparseDistribution | None = ...,
+        partial: Global___PartialDistribution | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "form", b"form", "sparse", b"sparse"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "form", b"form", "partial", b"partial", "sparse", b"sparse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "form", b"form", "sparse", b"sparse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "form", b"form", "partial", b"partial", "sparse", b"sparse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["dense", "sparse"]  # noqa: Y015
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["dense", "sparse", "partial"]  # noqa: Y015
     _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
 
@@ -75,3 +81,52 @@ class SparseDistribution(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SparseDistribution: _TypeAlias = SparseDistribution  # noqa: Y015
+
+@_typing.final
+class PartialDistribution(_message.Message):
+    """What the rule needs of a row of p nearly always: p where q is not 0, the likeliest of the rest, and the mass of all others.
+
+    A draw is one uniform over a fixed order: the support's ids ascending, then the rest by falling p, ties by ascending id.
+    So what is here is a prefix of that order, and only a draw that falls beyond it needs the whole row (VerifyRequest.fetch).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPPORT_FIELD_NUMBER: _builtins.int
+    HEAD_IDS_FIELD_NUMBER: _builtins.int
+    HEAD_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    TAIL_MASS_FIELD_NUMBER: _builtins.int
+    TAIL_WINNER_FIELD_NUMBER: _builtins.int
+    TAIL_SCORE_FIELD_NUMBER: _builtins.int
+    support: _builtins.bytes
+    """float32, little endian: p at the ids of VerifyRequest.supports for this row, in their order."""
+    head_ids: _builtins.bytes
+    """uint32, little endian: the likeliest ids outside the support, by falling p, ties by ascending id."""
+    head_probabilities: _builtins.bytes
+    """float32, little endian, as many as head_ids."""
+    tail_mass: _builtins.float
+    """Sum of p over all other ids: summed, never 1 minus the rest."""
+    tail_winner: _builtins.int
+    """Under VERIFICATION_COUPLED: the best of all other ids under the request's noise, and its score. Absent where they
+    have no mass.
+    """
+    tail_score: _builtins.float
+    def __init__(
+        self,
+        *,
+        support: _builtins.bytes = ...,
+        head_ids: _builtins.bytes = ...,
+        head_probabilities: _builtins.bytes = ...,
+        tail_mass: _builtins.float = ...,
+        tail_winner: _builtins.int | None = ...,
+        tail_score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tail_winner", b"_tail_winner", "tail_winner", b"tail_winner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tail_winner", b"_tail_winner", "head_ids", b"head_ids", "head_probabilities", b"head_probabilities", "support", b"support", "tail_mass", b"tail_mass", "tail_score", b"tail_score", "tail_winner", b"tail_winner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tail_winner: _TypeAlias = _typing.Literal["tail_winner"]  # noqa: Y015
+    _WhichOneofArgType__tail_winner: _TypeAlias = _typing.Literal["_tail_winner", b"_tail_winner"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tail_winner) -> _WhichOneofReturnType__tail_winner | None: ...
+
+Global___PartialDistribution: _TypeAlias = PartialDistribution  # noqa: Y015

@@ -26,7 +26,7 @@ from paceline.v1 import distribution_pb2 as paceline_dot_v1_dot_distribution__pb
 from paceline.v1 import worker_pb2 as paceline_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x1epaceline/v1/distribution.proto\x1a\x18paceline/v1/worker.proto\"\xa6\x01\n\x0eProposeRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x19.paceline.v1.SessionStart\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\r\n\x05gamma\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ntracestate\x18\x07 \x01(\t\"\xc0\x01\n\x0fProposeResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\'\n\x06\x64rafts\x18\x02 \x03(\x0b\x32\x17.paceline.v1.DraftToken\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12)\n\x06timing\x18\x04 \x01(\x0b\x32\x19.paceline.v1.WorkerTiming\x12\x19\n\x0cknown_length\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x42\x0f\n\r_known_length\"A\n\nDraftToken\x12\r\n\x05token\x18\x01 \x01(\r\x12$\n\x01q\x18\x02 \x01(\x0b\x32\x19.paceline.v1.Distribution\"!\n\x1f\x44raftServiceGetModelInfoRequest\"I\n DraftServiceGetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo2\xc5\x01\n\x0c\x44raftService\x12H\n\x07Propose\x12\x1b.paceline.v1.ProposeRequest\x1a\x1c.paceline.v1.ProposeResponse(\x01\x30\x01\x12k\n\x0cGetModelInfo\x12,.paceline.v1.DraftServiceGetModelInfoRequest\x1a-.paceline.v1.DraftServiceGetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x1epaceline/v1/distribution.proto\x1a\x18paceline/v1/worker.proto\"\xe3\x01\n\x0eProposeRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x19.paceline.v1.SessionStart\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\r\n\x05gamma\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ntracestate\x18\x07 \x01(\t\x12\'\n\x08\x66\x65\x61tures\x18\x08 \x01(\x0b\x32\x15.paceline.v1.Features\x12\x12\n\nstop_below\x18\t \x01(\x01\"\xc0\x01\n\x0fProposeResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\'\n\x06\x64rafts\x18\x02 \x03(\x0b\x32\x17.paceline.v1.DraftToken\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12)\n\x06timing\x18\x04 \x01(\x0b\x32\x19.paceline.v1.WorkerTiming\x12\x19\n\x0cknown_length\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x42\x0f\n\r_known_length\"A\n\nDraftToken\x12\r\n\x05token\x18\x01 \x01(\r\x12$\n\x01q\x18\x02 \x01(\x0b\x32\x19.paceline.v1.Distribution\"!\n\x1f\x44raftServiceGetModelInfoRequest\"I\n DraftServiceGetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo2\xc5\x01\n\x0c\x44raftService\x12H\n\x07Propose\x12\x1b.paceline.v1.ProposeRequest\x1a\x1c.paceline.v1.ProposeResponse(\x01\x30\x01\x12k\n\x0cGetModelInfo\x12,.paceline.v1.DraftServiceGetModelInfoRequest\x1a-.paceline.v1.DraftServiceGetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.draft_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROPOSEREQUEST']._serialized_start=99
-  _globals['_PROPOSEREQUEST']._serialized_end=265
-  _globals['_PROPOSERESPONSE']._serialized_start=268
-  _globals['_PROPOSERESPONSE']._serialized_end=460
-  _globals['_DRAFTTOKEN']._serialized_start=462
-  _globals['_DRAFTTOKEN']._serialized_end=527
-  _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_start=529
-  _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_end=562
-  _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_start=564
-  _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_end=637
-  _globals['_DRAFTSERVICE']._serialized_start=640
-  _globals['_DRAFTSERVICE']._serialized_end=837
+  _globals['_PROPOSEREQUEST']._serialized_end=326
+  _globals['_PROPOSERESPONSE']._serialized_start=329
+  _globals['_PROPOSERESPONSE']._serialized_end=521
+  _globals['_DRAFTTOKEN']._serialized_start=523
+  _globals['_DRAFTTOKEN']._serialized_end=588
+  _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_start=590
+  _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_end=623
+  _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_start=625
+  _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_end=698
+  _globals['_DRAFTSERVICE']._serialized_start=701
+  _globals['_DRAFTSERVICE']._serialized_end=898
 # @@protoc_insertion_point(module_scope)

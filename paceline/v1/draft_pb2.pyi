@@ -31,6 +31,8 @@ class ProposeRequest(_message.Message):
     GAMMA_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    STOP_BELOW_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Echoed in the replies; with the seed and the offset it names the random numbers, so it is never used twice. A request
     that arrives while an older one is being answered replaces it.
@@ -42,12 +44,20 @@ class ProposeRequest(_message.Message):
     traceparent: _builtins.str
     """W3C trace context of this message: metadata travels once a stream, rounds many times."""
     tracestate: _builtins.str
+    stop_below: _builtins.float
+    """Propose no further token where the draft expects to be kept with less than this probability, decided from its q before the
+    token is sampled. 0: never stop for that.
+    """
     @_builtins.property
     def start(self) -> _worker_pb2.SessionStart:
         """On the first message of the stream only."""
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def features(self) -> _worker_pb2.Features:
+        """The target's hidden states at positions that this session has none of, or only its own guess of."""
+
     def __init__(
         self,
         *,
@@ -58,10 +68,12 @@ class ProposeRequest(_message.Message):
         gamma: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         tracestate: _builtins.str = ...,
+        features: _worker_pb2.Features | None = ...,
+        stop_below: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "gamma", b"gamma", "round", b"round", "start", b"start", "tokens", b"tokens", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "features", b"features", "gamma", b"gamma", "round", b"round", "start", b"start", "stop_below", b"stop_below", "tokens", b"tokens", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

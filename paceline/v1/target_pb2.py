@@ -26,7 +26,7 @@ from paceline.v1 import distribution_pb2 as paceline_dot_v1_dot_distribution__pb
 from paceline.v1 import worker_pb2 as paceline_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x1epaceline/v1/distribution.proto\x1a\x18paceline/v1/worker.proto\"\xa4\x01\n\rVerifyRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x19.paceline.v1.SessionStart\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ntracestate\x18\x07 \x01(\t\"\xb1\x01\n\x0eVerifyResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\'\n\x04rows\x18\x02 \x03(\x0b\x32\x19.paceline.v1.Distribution\x12)\n\x06timing\x18\x03 \x01(\x0b\x32\x19.paceline.v1.WorkerTiming\x12\x19\n\x0cknown_length\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x42\x0f\n\r_known_length\"\"\n TargetServiceGetModelInfoRequest\"J\n!TargetServiceGetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\"\x15\n\x13GetTokenizerRequest\"\x97\x02\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12\x1e\n\x16generation_config_json\x18\x03 \x01(\t\x12L\n\x0especial_tokens\x18\x04 \x03(\x0b\x32\x34.paceline.v1.GetTokenizerResponse.SpecialTokensEntry\x12,\n\x08identity\x18\x05 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x9a\x02\n\rTargetService\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12m\n\x0cGetModelInfo\x12-.paceline.v1.TargetServiceGetModelInfoRequest\x1a..paceline.v1.TargetServiceGetModelInfoResponse\x12S\n\x0cGetTokenizer\x12 .paceline.v1.GetTokenizerRequest\x1a!.paceline.v1.GetTokenizerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x1epaceline/v1/distribution.proto\x1a\x18paceline/v1/worker.proto\"\x90\x02\n\rVerifyRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x19.paceline.v1.SessionStart\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ntracestate\x18\x07 \x01(\t\x12\x10\n\x08supports\x18\x08 \x03(\x0c\x12\x0c\n\x04head\x18\t \x01(\r\x12\x12\n\x05\x66\x65tch\x18\n \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rfeatures_from\x18\x0b \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_fetchB\x10\n\x0e_features_from\"\xda\x01\n\x0eVerifyResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\'\n\x04rows\x18\x02 \x03(\x0b\x32\x19.paceline.v1.Distribution\x12)\n\x06timing\x18\x03 \x01(\x0b\x32\x19.paceline.v1.WorkerTiming\x12\x19\n\x0cknown_length\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\'\n\x08\x66\x65\x61tures\x18\x06 \x01(\x0b\x32\x15.paceline.v1.FeaturesB\x0f\n\r_known_length\"\"\n TargetServiceGetModelInfoRequest\"J\n!TargetServiceGetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\"\x15\n\x13GetTokenizerRequest\"\x97\x02\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12\x1e\n\x16generation_config_json\x18\x03 \x01(\t\x12L\n\x0especial_tokens\x18\x04 \x03(\x0b\x32\x34.paceline.v1.GetTokenizerResponse.SpecialTokensEntry\x12,\n\x08identity\x18\x05 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x9a\x02\n\rTargetService\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12m\n\x0cGetModelInfo\x12-.paceline.v1.TargetServiceGetModelInfoRequest\x1a..paceline.v1.TargetServiceGetModelInfoResponse\x12S\n\x0cGetTokenizer\x12 .paceline.v1.GetTokenizerRequest\x1a!.paceline.v1.GetTokenizerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,19 +36,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._loaded_options = None
   _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
   _globals['_VERIFYREQUEST']._serialized_start=100
-  _globals['_VERIFYREQUEST']._serialized_end=264
-  _globals['_VERIFYRESPONSE']._serialized_start=267
-  _globals['_VERIFYRESPONSE']._serialized_end=444
-  _globals['_TARGETSERVICEGETMODELINFOREQUEST']._serialized_start=446
-  _globals['_TARGETSERVICEGETMODELINFOREQUEST']._serialized_end=480
-  _globals['_TARGETSERVICEGETMODELINFORESPONSE']._serialized_start=482
-  _globals['_TARGETSERVICEGETMODELINFORESPONSE']._serialized_end=556
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=558
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=579
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=582
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=861
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=809
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=861
-  _globals['_TARGETSERVICE']._serialized_start=864
-  _globals['_TARGETSERVICE']._serialized_end=1146
+  _globals['_VERIFYREQUEST']._serialized_end=372
+  _globals['_VERIFYRESPONSE']._serialized_start=375
+  _globals['_VERIFYRESPONSE']._serialized_end=593
+  _globals['_TARGETSERVICEGETMODELINFOREQUEST']._serialized_start=595
+  _globals['_TARGETSERVICEGETMODELINFOREQUEST']._serialized_end=629
+  _globals['_TARGETSERVICEGETMODELINFORESPONSE']._serialized_start=631
+  _globals['_TARGETSERVICEGETMODELINFORESPONSE']._serialized_end=705
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=707
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=728
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=731
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1010
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=958
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=1010
+  _globals['_TARGETSERVICE']._serialized_start=1013
+  _globals['_TARGETSERVICE']._serialized_end=1295
 # @@protoc_insertion_point(module_scope)

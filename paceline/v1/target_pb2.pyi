@@ -31,6 +31,10 @@ class VerifyRequest(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
+    SUPPORTS_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    FEATURES_FROM_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Echoed in the reply."""
     base_length: _builtins.int
@@ -40,12 +44,26 @@ class VerifyRequest(_message.Message):
     traceparent: _builtins.str
     """W3C trace context of this message: metadata travels once a stream, rounds many times."""
     tracestate: _builtins.str
+    head: _builtins.int
+    """Most entries of a PartialDistribution outside its support."""
+    fetch: _builtins.int
+    """Return this one of the rows alone, and whole. It is the one that was computed before where this session still holds it;
+    a worker that does not know it computes it.
+    """
+    features_from: _builtins.int
+    """Return the target's hidden states too, of the positions from here to the last of `tokens`."""
     @_builtins.property
     def start(self) -> _worker_pb2.SessionStart:
         """On the first message of the stream only."""
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def supports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """For each row the ids where the q that tests it is not 0: uint32, little endian, ascending; empty where no q tests it.
+        Then rows may come as PartialDistribution. Absent: they come whole.
+        """
+
     def __init__(
         self,
         *,
@@ -56,12 +74,23 @@ class VerifyRequest(_message.Message):
         rows: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         tracestate: _builtins.str = ...,
+        supports: _abc.Iterable[_builtins.bytes] | None = ...,
+        head: _builtins.int = ...,
+        fetch: _builtins.int | None = ...,
+        features_from: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "_fetch", b"_fetch", "features_from", b"features_from", "fetch", b"fetch", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "round", b"round", "rows", b"rows", "start", b"start", "tokens", b"tokens", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "_fetch", b"_fetch", "base_length", b"base_length", "features_from", b"features_from", "fetch", b"fetch", "head", b"head", "round", b"round", "rows", b"rows", "start", b"start", "supports", b"supports", "tokens", b"tokens", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__features_from: _TypeAlias = _typing.Literal["features_from"]  # noqa: Y015
+    _WhichOneofArgType__features_from: _TypeAlias = _typing.Literal["_features_from", b"_features_from"]  # noqa: Y015
+    _WhichOneofReturnType__fetch: _TypeAlias = _typing.Literal["fetch"]  # noqa: Y015
+    _WhichOneofArgType__fetch: _TypeAlias = _typing.Literal["_fetch", b"_fetch"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__features_from) -> _WhichOneofReturnType__features_from | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fetch) -> _WhichOneofReturnType__fetch | None: ...
 
 Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
 
@@ -74,6 +103,7 @@ class VerifyResponse(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     KNOWN_LENGTH_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     known_length: _builtins.int
     """Instead of rows: base_length is past the end of this worker's sequence, which has this many tokens. Send from there."""
@@ -85,6 +115,8 @@ class VerifyResponse(_message.Message):
 
     @_builtins.property
     def timing(self) -> _worker_pb2.WorkerTiming: ...
+    @_builtins.property
+    def features(self) -> _worker_pb2.Features: ...
     def __init__(
         self,
         *,
@@ -93,10 +125,11 @@ class VerifyResponse(_message.Message):
         timing: _worker_pb2.WorkerTiming | None = ...,
         known_length: _builtins.int | None = ...,
         draining: _builtins.bool = ...,
+        features: _worker_pb2.Features | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "known_length", b"known_length", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "features", b"features", "known_length", b"known_length", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "draining", b"draining", "known_length", b"known_length", "round", b"round", "rows", b"rows", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_length", b"_known_length", "draining", b"draining", "features", b"features", "known_length", b"known_length", "round", b"round", "rows", b"rows", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__known_length: _TypeAlias = _typing.Literal["known_length"]  # noqa: Y015
     _WhichOneofArgType__known_length: _TypeAlias = _typing.Literal["_known_length", b"_known_length"]  # noqa: Y015

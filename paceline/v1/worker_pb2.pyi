@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Verification:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerificationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verification.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERIFICATION_UNSPECIFIED: _Verification.ValueType  # 0
+    """In GenerateRequest: COUPLED where the request has a seed, else TOKEN. In a worker stream: TOKEN."""
+    VERIFICATION_TOKEN: _Verification.ValueType  # 1
+    """A draft x is kept with probability min(1, p(x)/q(x)), else replaced from norm(max(0, p - q))."""
+    VERIFICATION_COUPLED: _Verification.ValueType  # 2
+    """Draft and target choose by the same noise, keyed by seed, position and token id, and a draft is kept where they agree:
+    the tokens are a function of request, seed and target, whatever the drafts.
+    """
+
+class Verification(_Verification, metaclass=_VerificationEnumTypeWrapper):
+    """How drafts are verified. Either way each token has exactly the target's distribution."""
+
+VERIFICATION_UNSPECIFIED: Verification.ValueType  # 0
+"""In GenerateRequest: COUPLED where the request has a seed, else TOKEN. In a worker stream: TOKEN."""
+VERIFICATION_TOKEN: Verification.ValueType  # 1
+"""A draft x is kept with probability min(1, p(x)/q(x)), else replaced from norm(max(0, p - q))."""
+VERIFICATION_COUPLED: Verification.ValueType  # 2
+"""Draft and target choose by the same noise, keyed by seed, position and token id, and a draft is kept where they agree:
+the tokens are a function of request, seed and target, whatever the drafts.
+"""
+Global___Verification: _TypeAlias = Verification  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
@@ -120,6 +149,7 @@ class ModelInfo(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     vocab_size: _builtins.int
     """Ids 0..vocab_size-1 exist; rows have this many entries. 0: any (an n-gram drafter has no vocabulary of its own)."""
     tokenizer_fingerprint: _builtins.str
@@ -132,6 +162,10 @@ class ModelInfo(_message.Message):
     def identity(self) -> Global___ModelIdentity: ...
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def features(self) -> Global___FeatureSpec:
+        """Of a target: the hidden states that Verify can return. Of a draft: those that it needs. Absent: none."""
+
     def __init__(
         self,
         *,
@@ -141,14 +175,71 @@ class ModelInfo(_message.Message):
         context_length: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         worker_id: _builtins.str = ...,
+        features: Global___FeatureSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "eos_token_ids", b"eos_token_ids", "identity", b"identity", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "eos_token_ids", b"eos_token_ids", "features", b"features", "identity", b"identity", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class FeatureSpec(_message.Message):
+    """Which hidden states of the target a feature is: those of several layers at one position, side by side."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    width: _builtins.int
+    """Numbers in a feature: the hidden size, times the number of layers."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the target's layers have been applied, ascending; the number of its layers is the state after the final
+        norm, which its head reads.
+        """
+
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        width: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureSpec: _TypeAlias = FeatureSpec  # noqa: Y015
+
+@_typing.final
+class Features(_message.Message):
+    """Hidden states of the target at consecutive positions of the sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Position of the first."""
+    data: _builtins.bytes
+    """bfloat16, little endian, [positions, FeatureSpec.width]."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Features: _TypeAlias = Features  # noqa: Y015
 
 @_typing.final
 class SessionStart(_message.Message):
@@ -162,12 +253,14 @@ class SessionStart(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     seed: _builtins.int
     """Key of the counter-based random numbers."""
     prompt_length: _builtins.int
     """Tokens of the prompt, and the most that may follow it: their sum is what the KV cache is reserved for."""
     max_new_tokens: _builtins.int
+    verification: Global___Verification.ValueType
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """Every field set."""
@@ -185,10 +278,11 @@ class SessionStart(_message.Message):
         prompt_length: _builtins.int = ...,
         max_new_tokens: _builtins.int = ...,
         identity: Global___ModelIdentity | None = ...,
+        verification: Global___Verification.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "max_new_tokens", b"max_new_tokens", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "max_new_tokens", b"max_new_tokens", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
