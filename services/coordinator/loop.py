@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from opentelemetry.trace import Span
 
-from services.common.specdec.acceptance import accept, usable_drafts
-from services.common.specdec.randomness import Purpose, uniform
+from services.common.specdec.acceptance import usable_drafts
 from services.common.specdec.types import Decision, Draft, Row
 from services.coordinator.answer import Answer, Finish
+from services.coordinator.decide import decide
+from services.coordinator.gamma import GammaPolicy
 from services.coordinator.offload import offload
 from services.coordinator.ports import Drafter, Observer, Proposal, Verification, Verifier
 from services.coordinator.types import Plan, Round
@@ -29,10 +30,17 @@ class Rounds:
     """One request's sequence and the rounds that extend it."""
 
     def __init__(
-        self, plan: Plan, answer: Answer, drafter: Drafter | None, verifier: Verifier, observer: Observer
+        self,
+        plan: Plan,
+        answer: Answer,
+        gamma: GammaPolicy,
+        drafter: Drafter | None,
+        verifier: Verifier,
+        observer: Observer,
     ) -> None:
         self._plan = plan
         self._answer = answer
+        self._gamma = gamma
         self._drafter = drafter
         self._verifier = verifier
         self._observer = observer
@@ -60,7 +68,7 @@ class Rounds:
     async def _round(self, index: int) -> Round:
         start_s = time.perf_counter()
         # The round adds one token besides the drafts that are kept, so more drafts than this could never be used.
-        gamma = min(self._plan.gamma, self._answer.room - 1)
+        gamma = self._gamma.choose(self._answer.room - 1)
         with self._observer.round(index, gamma, len(self._committed)) as span:
             proposal = await self._propose(index, gamma, span)
             drafts, refused = await self._usable(proposal.drafts)
@@ -84,6 +92,7 @@ class Rounds:
                 accept_s=end_s - accept_start_s,
             )
             self._observer.finish_round(span, done)
+        self._gamma.observe(done)
         return done
 
     async def _propose(self, index: int, gamma: int, parent: Span) -> Proposal:
@@ -108,12 +117,8 @@ class Rounds:
             return await self._verifier.verify(index, self._committed, [draft.token for draft in drafts], span)
 
     async def _accept(self, index: int, rows: Sequence[Row], drafts: Sequence[Draft], parent: Span) -> Decision:
-        def number(offset: int, purpose: Purpose) -> float:
-            return uniform(self._plan.seed, index, offset, purpose)
-
         with self._observer.phase("paceline.accept", parent):
-            size = sum(row.nbytes for row in rows)
-            return await offload(size, accept, rows, drafts, self._plan.vocab_size, number)
+            return await decide(self._plan, index, rows, drafts)
 
     def _extend(self, decision: Decision) -> tuple[tuple[int, ...], Finish | None]:
         """Commit the decided tokens one by one, each tested for a stop; nothing after the first stop exists."""

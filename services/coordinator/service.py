@@ -21,6 +21,7 @@ from services.coordinator.admission import Admission
 from services.coordinator.answer import Answer, Finish, Piece
 from services.coordinator.clients import DraftSession, TargetSession, session_start
 from services.coordinator.config import CoordinatorSettings
+from services.coordinator.gamma import FixedGamma
 from services.coordinator.loop import Rounds
 from services.coordinator.observe import Instruments, RequestObserver, tracer
 from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError
@@ -121,7 +122,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 on_lost=lambda: self._lost("draft"),
             )
         try:
-            yield Rounds(todo, answer, drafter, verifier, RequestObserver(span, self._instruments))
+            gamma = FixedGamma(todo.gamma)
+            yield Rounds(todo, answer, gamma, drafter, verifier, RequestObserver(span, self._instruments))
         finally:
             # Each cancels its call before it waits: a second cancellation in between must not leave one open.
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.common.specdec.types import Decision, SamplingParams
+from services.common.specdec.types import Decision, SamplingParams, VerificationMode
 from services.coordinator.answer import Finish, StopRules
 
 
@@ -50,6 +50,7 @@ class Plan:
         gamma: Most drafts in a round.
         stop: When the answer ends before that.
         vocab_size: Entries of a row.
+        verification: The rule.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class Plan:
     gamma: int
     stop: StopRules
     vocab_size: int
+    verification: VerificationMode = VerificationMode.TOKEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,17 @@ class Row:
         return full
 
 
+class VerificationMode(enum.Enum):
+    """How drafts are verified; the law of the text is p either way.
+
+    TOKEN is the plain rule. COUPLED: draft and target choose by the same noise, keyed (seed, position, token id), and a
+    draft is kept where they agree (Daliri et al. 2024, arXiv 2408.07978).
+    """
+
+    TOKEN = "token"  # noqa: S105 - no password
+    COUPLED = "coupled"
+
+
 class BadRowError(ValueError):
     """A row that is no distribution over the vocabulary; the message says what is wrong with it."""
 
