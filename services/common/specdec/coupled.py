@@ -1,9 +1,9 @@
 """The coupled rule (Daliri et al. 2024, arXiv 2408.07978): draft and target choose by the same noise.
 
-The token at a position of the text is the winner of the target's row there: argmax over tokens of log p + G, with noise G
-from the Gumbel distribution, a pure function of (seed, position, token id). Its law is p (the Gumbel-max trick), and it
-depends on seed, text and target alone: what was drafted, and by whom, only decides how many tokens a pass gives. A draft
-is kept where it is that token; one that was chosen by the same noise from q is kept with probability
+The token at a position of the text is the winner of the target's row there: argmax over tokens of log p + G, where G is
+Gumbel noise and a pure function of (seed, position, token id). Its law is p (the Gumbel-max trick), and it depends on
+seed, text and target alone: what was drafted, and by whom, only decides how many tokens a pass gives. A draft is kept
+where it is that token; one that was chosen by the same noise from q is kept with probability
 sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (`analysis.agreement`).
 
 Noise keyed by position is exact here: the number that comes back at a position gives the token that it gave before.
