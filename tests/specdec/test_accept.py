@@ -92,6 +92,19 @@ def test_a_round_without_drafts_is_the_target_alone() -> None:
     assert stub.asked == [(0, Purpose.REPLACE)]
 
 
+def test_a_last_row_that_tests_a_draft_gives_no_token_besides() -> None:
+    p, q = dense(0.4, 0.3, 0.2, 0.1), dense(0.7, 0.1, 0.1, 0.1)
+    stub = Stub([0.5, 0.1])
+    decision = accept([p, p], [Draft(1, q), Draft(0, q)], VOCAB, stub)
+    assert (decision.tokens, decision.accepted, decision.tested) == ((1, 0), 2, 2)
+    assert decision.origins == (Origin.ACCEPTED_DRAFT,) * 2
+    assert stub.asked == [(0, Purpose.ACCEPT), (1, Purpose.ACCEPT)]
+
+    decision = accept([p, p], [Draft(1, q), Draft(0, q)], VOCAB, Stub([0.5, 0.9]))
+    assert (decision.accepted, decision.tested) == (1, 2)
+    assert decision.origins == (Origin.ACCEPTED_DRAFT, Origin.RESIDUAL)
+
+
 def test_weights_are_normalised_before_they_are_compared() -> None:
     # p and q are the same law, written with sums that rounding moved apart: nothing may be rejected.
     p, q = dense(0.25, 0.25, 0.25, 0.25), dense(0.2501, 0.2501, 0.2501, 0.2501)

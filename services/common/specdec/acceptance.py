@@ -77,7 +77,8 @@ def accept(p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, unif
     """Apply the rule to one round.
 
     Args:
-        p_rows: At least len(drafts) + 1 rows; p_rows[i] is the law of the token at offset i given the drafts before it.
+        p_rows: p_rows[i] is the law of the token at offset i given the drafts before it. Where there are no more rows than
+            drafts, the last one has tested the last draft, and no token follows when all are kept.
         drafts: The drafts to test, all usable (see `usable_drafts`).
         vocab_size: Entries of a row.
         uniforms: The round's random numbers.
@@ -86,7 +87,7 @@ def accept(p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, unif
         BadTargetRowError: A row of p that the sequence reached is no distribution. Rows beyond are not looked at.
     """
     for offset, draft in enumerate(drafts):
-        p = _checked(p_rows[offset], offset, vocab_size)
+        p = checked_target_row(p_rows[offset], offset, vocab_size)
         p_x = p.weight(draft.token) / float(p.total)
         q_x = draft.q.weight(draft.token) / float(draft.q.total)
         if uniforms(offset, Purpose.ACCEPT) >= accept_probability(p_x, q_x):
@@ -94,12 +95,19 @@ def accept(p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, unif
             kept = tuple(d.token for d in drafts[:offset])
             return Decision((*kept, token), accepted=offset, tested=offset + 1, origin=Origin.RESIDUAL)
     last = len(drafts)
-    token = sample(_checked(p_rows[last], last, vocab_size), uniforms(last, Purpose.REPLACE))
+    if len(p_rows) == last > 0:
+        return Decision(tuple(d.token for d in drafts), accepted=last, tested=last, origin=Origin.ACCEPTED_DRAFT)
+    token = sample(checked_target_row(p_rows[last], last, vocab_size), uniforms(last, Purpose.REPLACE))
     origin = Origin.BONUS if drafts else Origin.TARGET
     return Decision((*(d.token for d in drafts), token), accepted=last, tested=last, origin=origin)
 
 
-def _checked(p: Row, offset: int, vocab_size: int) -> Row:
+def checked_target_row(p: Row, offset: int, vocab_size: int) -> Row:
+    """Return the row at an offset that the sequence has reached.
+
+    Raises:
+        BadTargetRowError: It is no distribution.
+    """
     try:
         check_row(p, vocab_size)
     except BadRowError as error:

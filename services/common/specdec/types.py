@@ -148,7 +148,7 @@ class Decision:
     """What the rule made of a round.
 
     Attributes:
-        tokens: The committed tokens: the accepted drafts, then exactly one from p.
+        tokens: The committed tokens: the accepted drafts, then one from p where a row of p is left for it.
         accepted: How many drafts were kept.
         tested: How many drafts were looked at: `accepted`, and the rejected one if there was one.
         origin: Where the last token came from.
@@ -162,4 +162,4 @@ class Decision:
     @property
     def origins(self) -> tuple[Origin, ...]:
         """The origin of each token."""
-        return (Origin.ACCEPTED_DRAFT,) * self.accepted + (self.origin,)
+        return (Origin.ACCEPTED_DRAFT,) * self.accepted + (self.origin,) * (len(self.tokens) - self.accepted)
