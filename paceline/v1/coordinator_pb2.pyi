@@ -537,23 +537,25 @@ class RoundStats(_message.Message):
     index: _builtins.int
     """Names the round's random numbers: unique in the request, ascending."""
     gamma: _builtins.int
-    """Drafts that the round was meant to have: of the request's gamma, what there was room for."""
+    """Drafts that the round was meant to have: of the request's gamma, what there was room for. Where drafting ran ahead its
+    last row may test one more.
+    """
     proposed: _builtins.int
     tested: _builtins.int
     accepted: _builtins.int
     emitted: _builtins.int
-    """Less than accepted + 1 only where the answer stopped."""
+    """accepted + 1; accepted where the last row has tested a draft that ran ahead, and kept it; less where the answer stopped."""
     degraded: _builtins.bool
     start_ms: _builtins.float
     """Since the request arrived."""
     total_ms: _builtins.float
     draft_ms: _builtins.float
-    """Propose and Verify as the coordinator saw them, wire included."""
+    """Waiting for Propose, and Verify, as the coordinator saw them, wire included."""
     verify_ms: _builtins.float
     accept_ms: _builtins.float
     """Decoding and checking rows, and the rule."""
     wire_ms: _builtins.float
-    """draft_ms + verify_ms less what the workers say they spent. Where a worker was lost in the round, the time that it took
+    """Of Propose and Verify, less what the workers say they spent. Where a worker was lost in the round, the time that it took
     to find another is in it.
     """
     q_bytes: _builtins.int

@@ -301,6 +301,7 @@ class WorkerTiming(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     REUSED_TOKENS_FIELD_NUMBER: _builtins.int
+    PASS_TOKENS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
     """From the arrival of the request to the start of its first forward pass."""
     forward_ms: _builtins.float
@@ -315,6 +316,8 @@ class WorkerTiming(_message.Message):
     """Sessions in the largest pass that this request shared."""
     reused_tokens: _builtins.int
     """Positions of the prompt that were taken from another session's cache."""
+    pass_tokens: _builtins.int
+    """Positions in that largest pass, those of all its sessions together."""
     def __init__(
         self,
         *,
@@ -325,10 +328,11 @@ class WorkerTiming(_message.Message):
         worker_id: _builtins.str = ...,
         batch_size: _builtins.int = ...,
         reused_tokens: _builtins.int = ...,
+        pass_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "forward_ms", b"forward_ms", "forward_tokens", b"forward_tokens", "queue_ms", b"queue_ms", "reused_tokens", b"reused_tokens", "service_ms", b"service_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "forward_ms", b"forward_ms", "forward_tokens", b"forward_tokens", "pass_tokens", b"pass_tokens", "queue_ms", b"queue_ms", "reused_tokens", b"reused_tokens", "service_ms", b"service_ms", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,7 +39,7 @@ def _row(done: Round) -> pb.RoundStats:
         degraded=bool(done.degraded),
         start_ms=done.start_s * 1e3,
         total_ms=done.total_s * 1e3,
-        draft_ms=done.draft.elapsed_s * 1e3,
+        draft_ms=done.draft_wait_s * 1e3,
         verify_ms=done.target.elapsed_s * 1e3,
         accept_ms=done.accept_s * 1e3,
         # A draft that did not answer in time has told no time of its own: its wait is no wire.
@@ -48,6 +48,7 @@ def _row(done: Round) -> pb.RoundStats:
         target=_timing(done.target),
         q_bytes=done.draft.row_bytes,
         p_bytes=done.target.row_bytes,
+        ran_ahead=done.ran_ahead,
     )
 
 
@@ -60,4 +61,5 @@ def _timing(call: Call) -> worker_pb2.WorkerTiming:
         worker_id=call.worker,
         batch_size=call.batch_size,
         reused_tokens=call.reused_tokens,
+        pass_tokens=call.pass_tokens,
     )

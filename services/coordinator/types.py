@@ -23,6 +23,7 @@ class Call:
         worker: Which worker answered; empty where none did.
         batch_size: Sessions in the largest pass that the call shared.
         reused_tokens: Positions of the prompt taken from another session's cache.
+        pass_tokens: Positions in that largest pass, those of all its sessions together.
     """
 
     elapsed_s: float = 0.0
@@ -35,6 +36,7 @@ class Call:
     worker: str = ""
     batch_size: int = 0
     reused_tokens: int = 0
+    pass_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Plan:
         stop: When the answer ends before that.
         vocab_size: Entries of a row.
         verification: The rule.
+        may_adapt: Gamma may follow the clock, and drafting may run ahead. Not under TOKEN with a seed that the client
+            gave: the tokens would depend on both.
     """
 
     request_id: str
@@ -62,6 +66,7 @@ class Plan:
     stop: StopRules
     vocab_size: int
     verification: VerificationMode = VerificationMode.TOKEN
+    may_adapt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Round:
     Attributes:
         index: Names the round's random numbers.
         gamma: Drafts asked for.
-        proposed: Drafts sent to the target.
+        proposed: Drafts sent to the target, and one more where its last row has tested the first that ran ahead.
         decision: What the rule made of them.
         tokens: The tokens that count, up to the first stop.
         finish: Why the answer ends with this round, or None.
@@ -81,6 +86,8 @@ class Round:
         start_s: Since the request began.
         total_s: Of the whole round.
         accept_s: Checking rows, and the rule.
+        draft_wait_s: Waiting for the drafts; less than the call took where it began in the round before.
+        ran_ahead: Drafting went on while the round was verified.
     """
 
     index: int
@@ -95,3 +102,5 @@ class Round:
     start_s: float
     total_s: float
     accept_s: float
+    draft_wait_s: float = 0.0
+    ran_ahead: bool = False

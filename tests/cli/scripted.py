@@ -60,6 +60,7 @@ def round_stats(index: int) -> pb.RoundStats:
             worker_id="t-0",
             batch_size=3,
             reused_tokens=2,
+            pass_tokens=9,
         ),
         q_bytes=2**33,
         p_bytes=20,

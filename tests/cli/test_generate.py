@@ -67,6 +67,7 @@ def test_json_is_one_object_with_everything(paceline: Paceline, address: str) ->
         "worker_id": "t-0",
         "batch_size": 3,
         "reused_tokens": 2,
+        "pass_tokens": 9,
     }
 
 

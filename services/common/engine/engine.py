@@ -185,8 +185,9 @@ class Engine:
 
     def _execute(self, shares: Sequence[Share[Work]], feeds: Sequence[Feed]) -> None:
         started_s = time.perf_counter()
+        positions = sum(share.count for share in shares)
         for share in shares:
-            share.work.start_pass(len(shares))
+            share.work.start_pass(len(shares), positions)
         try:
             logits = self._runner.run(feeds)
         except Exception as error:

@@ -15,6 +15,7 @@ class PassTiming:
         forward_tokens: Positions that were fed to the model for this request.
         batch_size: Sessions in the largest pass that it shared.
         reused_tokens: Positions of its prompt that were copied from another session's cache.
+        pass_tokens: Positions in that largest pass, those of all its sessions together.
     """
 
     queue_s: float = 0.0
@@ -22,3 +23,4 @@ class PassTiming:
     forward_tokens: int = 0
     batch_size: int = 0
     reused_tokens: int = 0
+    pass_tokens: int = 0

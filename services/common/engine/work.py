@@ -95,11 +95,12 @@ class Work:
         sequence.cached = length
         self.pending = len(sequence.tokens) - length
 
-    def start_pass(self, batch_size: int) -> None:
+    def start_pass(self, batch_size: int, positions: int) -> None:
         """Note the pass that begins; the first one ends the wait."""
         if not self.timing.batch_size:
             self.timing = dataclasses.replace(self.timing, queue_s=time.perf_counter() - self._submitted_s)
-        self.timing = dataclasses.replace(self.timing, batch_size=max(batch_size, self.timing.batch_size))
+        if batch_size >= self.timing.batch_size:
+            self.timing = dataclasses.replace(self.timing, batch_size=batch_size, pass_tokens=positions)
 
     def fed(self, count: int) -> None:
         """Note that `count` more positions are cached."""
