@@ -1,0 +1,188 @@
+"""A small draft for one target: a few of its layers, its embeddings, and a head over the tokens that it really writes.
+
+    x_i = J [ norm(E t_i) ; norm(s_i) ]        s_i: what is known of the target's state at position i - 1
+    a_i = body(x_1 .. x_i)                     q_(i+1) = softmax(H a_i)
+
+In the manner of EAGLE (Li et al. 2024, arXiv 2401.15077) and EAGLE-3 (arXiv 2503.01840): where the target's hidden
+states f_(i-1) are known, s_i = F f_(i-1); past them s_i = a_(i-1), the draft's own. A draft without features has x_i = E t_i.
+E and H are the target's own, and are read from the target; H has the rows of `head_ids` only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+
+CONFIG_FILE = "draft_config.json"
+WEIGHTS_FILE = "draft.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """What a draft is made of.
+
+    Attributes:
+        target: Name of the target.
+        tokenizer_fingerprint: Of the target; a draft serves no other vocabulary.
+        layers: Which of the target's layers it began as.
+        feature_layers: How many of the target's layers have been applied where its states are taken, ascending; empty
+            for a draft that sees tokens alone.
+        window: Positions that it is trained to look back on.
+    """
+
+    target: str
+    tokenizer_fingerprint: str
+    layers: tuple[int, ...]
+    feature_layers: tuple[int, ...] = ()
+    window: int = 352
+
+    @classmethod
+    def read(cls, folder: Path) -> DraftConfig:
+        """Read the configuration of a saved draft."""
+        values: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+class Join(nn.Module):
+    """J [ norm(e) ; norm(s) ]: a token's embedding and the state before it, as the input of the first layer."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.embedding_norm = nn.RMSNorm(hidden)
+        self.state_norm = nn.RMSNorm(hidden)
+        self.projection = nn.Linear(2 * hidden, hidden, bias=False)
+
+    def forward(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return the joined input: [..., hidden]."""
+        joined = torch.cat([self.embedding_norm(embeddings), self.state_norm(states)], dim=-1)
+        return self.projection(joined)  # type: ignore[no-any-return]
+
+
+class DraftModel(nn.Module):
+    """The trained part of a draft, and the target's parts that it uses.
+
+    Attributes:
+        config: What it is made of.
+        body: The layers and the final norm, a transformers model without embeddings of its own.
+        fuse: F, from the target's states at one position to one vector; None for a draft without features.
+        join: J; None for a draft without features.
+        head_ids: int64[head], ascending: the tokens that it can propose.
+    """
+
+    head_ids: torch.Tensor
+
+    def __init__(self, config: DraftConfig, target: PreTrainedModel, head_ids: torch.Tensor) -> None:
+        """Start from the target's own layers.
+
+        Args:
+            config: What to make.
+            target: The target; its embeddings and head are shared, not copied.
+            head_ids: int64[head], ascending.
+        """
+        super().__init__()
+        self.config = config
+        self.body = _body(target, config.layers)
+        hidden = target.config.get_text_config(decoder=True).hidden_size
+        self.fuse: nn.Linear | None = None
+        self.join: Join | None = None
+        if config.feature_layers:
+            self.fuse = nn.Linear(len(config.feature_layers) * hidden, hidden, bias=False)
+            self.join = Join(hidden)
+            _start_as_identity(self.fuse, self.join)
+        self.register_buffer("head_ids", head_ids, persistent=True)
+        # Not modules of this one: they are the target's.
+        self._embedding = [target.get_input_embeddings()]
+        head: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self._head = [head.weight.detach()[head_ids].clone()]
+        self.to(target.dtype)
+
+    @property
+    def head(self) -> torch.Tensor:
+        """The target's head, the rows of `head_ids`: [head, hidden]."""
+        return self._head[0]
+
+    def embed(self, tokens: torch.Tensor, states: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the input of the first layer.
+
+        Args:
+            tokens: int64[..., positions].
+            states: s, [..., positions, hidden]; not for a draft without features.
+        """
+        embeddings: torch.Tensor = self._embedding[0](tokens)
+        if self.join is not None and states is not None:
+            embeddings = self.join(embeddings, states)
+        return embeddings
+
+    def save(self, folder: Path) -> None:
+        """Write the configuration and the trained part, in bfloat16."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: _saved(tensor) for name, tensor in self.state_dict().items()}
+        save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        (folder / CONFIG_FILE).write_text(json.dumps(asdict(self.config), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, target: PreTrainedModel) -> DraftModel:
+        """Read a saved draft."""
+        weights = load_file(folder / WEIGHTS_FILE)
+        model = cls(DraftConfig.read(folder), target, weights["head_ids"].long())
+        model.load_state_dict(weights)
+        return model
+
+
+def default_feature_layers(target_layers: int) -> tuple[int, ...]:
+    """Return after how many layers the states are taken: a quarter, half, three quarters, all of them."""
+    return tuple(sorted({max(1, target_layers * part // 4) for part in (1, 2, 3, 4)}))
+
+
+def _body(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+    """Return the target's decoder with these of its layers, their weights copied."""
+    whole: Any = target.base_model
+    config: PreTrainedConfig = type(target.config.get_text_config(decoder=True)).from_dict(
+        target.config.get_text_config(decoder=True).to_dict()
+    )
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    config._attn_implementation = "sdpa"
+    body: Any = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    body.set_input_embeddings(nn.Identity())
+    path = _layers_path(whole, target.config.get_text_config(decoder=True).num_hidden_layers)
+    source = whole.state_dict()
+    chosen = {}
+    for name in body.state_dict():
+        if name.startswith(f"{path}."):
+            index, rest = name.removeprefix(f"{path}.").split(".", 1)
+            chosen[name] = source[f"{path}.{layers[int(index)]}.{rest}"]
+        else:
+            chosen[name] = source[name]
+    body.load_state_dict(chosen)
+    return body  # type: ignore[no-any-return]
+
+
+def _layers_path(model: nn.Module, count: int) -> str:
+    """Return the name of the list of layers."""
+    lists = (name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    return str(next(lists))
+
+
+def _start_as_identity(fuse: nn.Linear, join: Join) -> None:
+    """Begin with the state of the last layer alone, and with embedding and state added up."""
+    hidden = fuse.out_features
+    with torch.no_grad():
+        nn.init.normal_(fuse.weight, std=0.002)
+        fuse.weight[:, -hidden:] += torch.eye(hidden)
+        nn.init.normal_(join.projection.weight, std=0.002)
+        join.projection.weight[:, :hidden] += torch.eye(hidden)
+        join.projection.weight[:, hidden:] += torch.eye(hidden)
+
+
+def _saved(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor.to(torch.int32)).contiguous()
