@@ -16,6 +16,7 @@ from services.common.specdec.acceptance import (
     residual,
     usable_drafts,
 )
+from services.common.specdec.partial import NO_IDS
 from services.common.specdec.randomness import Purpose
 from services.common.specdec.types import Draft, Origin, Row
 from tests.specdec.rows import PAIRS, VOCAB, dense, forms, normalised, sparse
@@ -36,13 +37,15 @@ class Stub:
         return self.replace if purpose is Purpose.REPLACE else self.accepts[offset]
 
 
-def token_edges(row: Row) -> list[tuple[int, float, float]]:
-    """Each token of the support with a uniform just inside either end of its share."""
-    edges = np.concatenate([[0.0], np.cumsum(normalised(row))])
+def token_edges(row: Row, support: Sequence[int]) -> list[tuple[int, float, float]]:
+    """Each token with mass, with a uniform just inside either end of its share: first the support, then by falling p."""
+    weights = normalised(row)
+    order = sorted(range(VOCAB), key=lambda x: (0, x) if x in support else (1, -weights[x], x))
+    edges = np.concatenate([[0.0], np.cumsum(weights[order])])
     return [
-        (token, edges[token] + 1e-9, edges[token + 1] - 1e-9)
-        for token in range(VOCAB)
-        if edges[token + 1] - edges[token] > 1e-6
+        (token, start + 1e-9, end - 1e-9)
+        for token, start, end in zip(order, edges, edges[1:], strict=False)
+        if end - start > 1e-6
     ]
 
 
@@ -71,8 +74,11 @@ def _check_branch(p_rows: list[Row], drafts: list[Draft], keep: list[float], rej
     gamma = len(drafts)
     # Just inside, then exactly on the edge: u < probability keeps, u = probability does not.
     accepts = [float(np.nextafter(k, 0)) for k in keep[:rejected]] + keep[rejected:]
-    law = p_rows[gamma] if rejected == gamma else residual(p_rows[rejected], drafts[rejected].q)
-    for token, *inside in token_edges(law):
+    law, support = p_rows[gamma], NO_IDS
+    if rejected < gamma:
+        q = drafts[rejected].q
+        law, support = residual(p_rows[rejected], q), q.support
+    for token, *inside in token_edges(law, support.tolist()):
         for u in inside:
             stub = Stub(accepts, u)
             decision = accept(p_rows, drafts, VOCAB, stub)

@@ -56,6 +56,14 @@ class Row:
         """The sum of the weights, close to 1. Summed once, a round needs it often."""
         return np.float64(np.add.reduce(self.weights, dtype=np.float64))
 
+    @functools.cached_property
+    def support(self) -> npt.NDArray[np.uint32]:
+        """The tokens of positive weight: uint32[n], ascending."""
+        positive = self.weights > 0
+        if self.ids is None:
+            return np.flatnonzero(positive).astype(np.uint32)
+        return self.ids if positive.all() else self.ids[positive]
+
     @property
     def nbytes(self) -> int:
         """Bytes that the row takes on the wire."""
