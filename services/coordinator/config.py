@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from services.common.rpc.settings import ServerSettings
 from services.common.specdec.types import MAX_GAMMA
+from services.coordinator.overlap import OverlapMode
 
 
 class CoordinatorSettings(ServerSettings):
@@ -23,6 +24,9 @@ class CoordinatorSettings(ServerSettings):
     default_deadline_s: float = Field(600.0, gt=0, description="Time of a request whose client sets no deadline.")
     default_gamma: int = Field(4, ge=0, description="Drafts in a round where the request does not say.")
     max_gamma: int = Field(16, ge=0, le=MAX_GAMMA, description="Most drafts in a round that a request may ask for.")
+    overlap: OverlapMode = Field(
+        "auto", description="Drafting goes on while the target verifies; auto: where that is found to take less time."
+    )
     max_requests: int = Field(256, ge=1, description="Requests served at once; more get RESOURCE_EXHAUSTED.")
     draft_timeout_s: float = Field(
         1.0, gt=0, description="A round waits this long for its drafts, then goes on with those that have come."

@@ -4,10 +4,29 @@
 
 The coordinator owns the sequence; both workers only cache it. Nothing waits for the draft: without drafts a round is a
 plain step of the target, and the text has the same distribution.
+
+Drafting may run ahead: while the target verifies x1..xn, the draft goes on to y1..yk by a Propose of its own.
+
+    x rejected    its residual, and y is dropped
+    x all kept    the row after xn tests y1 if it has come; else it gives a bonus token, and y is dropped
+    y1 rejected   its residual, and the rest of y is dropped
+    y1 kept       y2..yk are the next round's drafts
+
+Whether y1 is tested is settled by the clock and by its row of q, before its token, its p or anything later is looked
+at, so that the token after xn has the law p either way. In round i, with a Propose j that ran ahead, the numbers are
+
+    (i, 0..n-1, ACCEPT)   for x1..xn         (j, 0..k-1, DRAFT)    made y1..yk
+    (i, n, ACCEPT)        for y1             (j, 0..k-2, ACCEPT)   for y2..yk, in round j
+    (i, n, REPLACE)       y1's residual, or the bonus token
+
+A round has the index of the Propose that made its drafts, no two rounds have the same, and ACCEPT and REPLACE numbers
+are used by the round of their index alone: no number serves two decisions. The index of a Propose whose drafts were
+dropped is not used again.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -16,10 +35,12 @@ from opentelemetry.trace import Span
 
 from services.common.specdec.acceptance import usable_drafts
 from services.common.specdec.types import Decision, Draft, Row
+from services.coordinator.ahead import Ahead
 from services.coordinator.answer import Answer, Finish
 from services.coordinator.decide import decide
 from services.coordinator.gamma import GammaPolicy
 from services.coordinator.offload import offload
+from services.coordinator.overlap import Cycle, OverlapPolicy
 from services.coordinator.ports import Drafter, Observer, Proposal, Verification, Verifier
 from services.coordinator.types import Plan, Round
 
@@ -34,6 +55,7 @@ class Rounds:
         plan: Plan,
         answer: Answer,
         gamma: GammaPolicy,
+        overlap: OverlapPolicy,
         drafter: Drafter | None,
         verifier: Verifier,
         observer: Observer,
@@ -41,12 +63,19 @@ class Rounds:
         self._plan = plan
         self._answer = answer
         self._gamma = gamma
+        self._overlap = overlap
         self._drafter = drafter
         self._verifier = verifier
         self._observer = observer
         self._committed = list(plan.prompt)
         self._started_s = time.perf_counter()
         self._told = False
+        # Counts every Propose that is started: with the seed, it names the random numbers of a round.
+        self._indices = itertools.count()
+        self._ahead: Ahead | None = None
+        # Since the last Verify began, and what that is measured for.
+        self._cycle: Cycle | None = None
+        self._cycle_s = 0.0
 
     async def run(self) -> AsyncIterator[Round]:
         """Yield rounds until one of them ends the answer.
@@ -56,31 +85,42 @@ class Rounds:
             TargetUnavailableError: No target could be had in time.
             BadTargetRowError: The target sent a row, reached by the sequence, that is no distribution.
         """
-        # Counts every Propose that is started: with the seed, it names the random numbers of a round.
-        index = 0
         while True:
-            done = await self._round(index)
+            done = await self._round()
             yield done
             if done.finish is not None:
                 return
-            index += 1
 
-    async def _round(self, index: int) -> Round:
+    async def close(self) -> None:
+        """Drop what runs ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            await ahead.drop()
+
+    async def _round(self) -> Round:
         start_s = time.perf_counter()
+        ahead = self._ahead
+        index = ahead.index if ahead else next(self._indices)
         # The round adds one token besides the drafts that are kept, so more drafts than this could never be used.
-        gamma = self._gamma.choose(self._answer.room - 1)
+        gamma = ahead.gamma if ahead else self._gamma.choose(self._answer.room - 1)
         with self._observer.round(index, gamma, len(self._committed)) as span:
-            proposal = await self._propose(index, gamma, span)
+            proposal = await ahead.rest() if ahead else await self._propose(index, gamma, span)
+            wait_s = self._end_cycle(time.perf_counter() - start_s)
             drafts, refused = await self._usable(proposal.drafts)
+            self._ahead = ahead = self._run_ahead(drafts, gamma, span)
             verification = await self._verify(index, drafts, span)
             accept_start_s = time.perf_counter()
-            decision = await self._accept(index, verification.rows, drafts, span)
+            # From here on it makes no difference what else of it comes: a first draft that is late is dropped.
+            first, _ = await self._usable(ahead.first if ahead else ())
+            decision = await self._accept(index, verification.rows, [*drafts, *first], span)
             tokens, finish = self._extend(decision)
+            if finish is not None or decision.accepted <= len(drafts):
+                await self.close()
             end_s = time.perf_counter()
             done = Round(
                 index=index,
                 gamma=gamma,
-                proposed=len(drafts),
+                proposed=max(len(drafts), decision.tested),
                 decision=decision,
                 tokens=tokens,
                 finish=finish,
@@ -90,8 +130,11 @@ class Rounds:
                 start_s=start_s - self._started_s,
                 total_s=end_s - start_s,
                 accept_s=end_s - accept_start_s,
+                draft_wait_s=wait_s,
+                ran_ahead=ahead is not None,
             )
             self._observer.finish_round(span, done)
+        self._cycle_s = done.total_s - wait_s
         self._gamma.observe(done)
         return done
 
@@ -102,6 +145,35 @@ class Rounds:
             return Proposal(degraded="draft absent")
         with self._observer.phase("paceline.propose", parent) as span:
             return await self._drafter.propose(index, self._committed, gamma, span)
+
+    def _run_ahead(self, drafts: Sequence[Draft], gamma: int, parent: Span) -> Ahead | None:
+        """Have the draft go on from the drafts that are about to be verified, where that may be of use."""
+        # If all are kept and the last row's token comes too.
+        room = self._answer.room - len(drafts) - 1
+        # A draft that stopped by itself, or could not go on, would not go on now.
+        if self._drafter is None or not 0 < len(drafts) == gamma or room < 2:
+            return None
+        cycle = self._overlap.begin()
+        # The first pass takes the prompt in: its time says nothing of the others.
+        self._cycle = cycle if len(self._committed) > len(self._plan.prompt) else None
+        if not cycle.runs_ahead or not (next_gamma := self._gamma.choose(room - 1)):
+            return None
+        return Ahead(
+            self._drafter,
+            self._observer,
+            index=next(self._indices),
+            committed=self._committed,
+            held=drafts,
+            gamma=next_gamma,
+            parent=parent,
+        )
+
+    def _end_cycle(self, wait_s: float) -> float:
+        """Have the policy learn what a cycle took, from Verify to Verify but for the time that the client took."""
+        if self._cycle is not None:
+            self._overlap.end(self._cycle, self._cycle_s + wait_s)
+            self._cycle = None
+        return wait_s
 
     async def _usable(self, drafts: Sequence[Draft]) -> tuple[Sequence[Draft], str]:
         """Return the drafts before the first bad row, and what is wrong with that one."""
@@ -118,7 +190,7 @@ class Rounds:
 
     async def _accept(self, index: int, rows: Sequence[Row], drafts: Sequence[Draft], parent: Span) -> Decision:
         with self._observer.phase("paceline.accept", parent):
-            return await decide(self._plan, index, rows, drafts)
+            return await decide(self._plan, index, len(self._committed), rows, drafts)
 
     def _extend(self, decision: Decision) -> tuple[tuple[int, ...], Finish | None]:
         """Commit the decided tokens one by one, each tested for a stop; nothing after the first stop exists."""

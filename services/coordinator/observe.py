@@ -47,6 +47,11 @@ class Instruments:
         self.degraded = _meter.create_counter(
             "paceline.rounds.degraded", "{round}", "Rounds with fewer drafts than there should have been, by reason."
         )
+        self.ran_ahead = _meter.create_counter(
+            "paceline.rounds.ran_ahead",
+            "{round}",
+            "Rounds while whose verification drafting went on, by whether the next round had those drafts.",
+        )
         self.running = _meter.create_up_down_counter("paceline.requests.running", "{request}", "Requests being served.")
         self.lost = _meter.create_counter("paceline.workers.lost", "{stream}", "Worker streams that broke.")
         self.mismatch = _meter.create_counter(
@@ -56,7 +61,7 @@ class Instruments:
     def count_round(self, done: Round) -> None:
         """Count what one round did."""
         for phase, seconds in (
-            ("draft", done.draft.elapsed_s),
+            ("draft", done.draft_wait_s),
             ("verify", done.target.elapsed_s),
             ("accept", done.accept_s),
             ("total", done.total_s),
@@ -69,6 +74,8 @@ class Instruments:
         self.emitted.add(len(done.tokens))
         for position in range(accepted):
             self.per_position.add(1, {"position": position})
+        if done.ran_ahead:
+            self.ran_ahead.add(1, {"kept": done.decision.origin is Origin.ACCEPTED_DRAFT})
         if done.degraded:
             self.degraded.add(1, {"reason": done.degraded if done.degraded.startswith("draft") else "bad row"})
 
@@ -101,9 +108,9 @@ class RequestObserver:
         }
         return self._open("paceline.round", self._request_span, attributes)
 
-    def phase(self, name: str, parent: Span) -> AbstractContextManager[Span]:
-        """Open the span of a part of a round."""
-        return self._open(name, parent)
+    def phase(self, name: str, parent: Span, index: int | None = None) -> AbstractContextManager[Span]:
+        """Open the span of a part of a round; `index` where that is not the round's own."""
+        return self._open(name, parent, None if index is None else {"paceline.round.index": index})
 
     def _open(
         self, name: str, parent: Span, attributes: Mapping[str, int] | None = None
@@ -134,5 +141,7 @@ class RequestObserver:
             if call.worker:
                 span.set_attribute(f"paceline.{which}.model", call.model)
                 span.set_attribute(f"paceline.{which}.worker", call.worker)
+        if done.ran_ahead:
+            span.set_attribute("paceline.ran_ahead", True)
         if decision.origin is Origin.RESIDUAL:
             span.set_attribute("paceline.rejection.position", decision.accepted)

@@ -53,8 +53,28 @@ class TargetChangedError(Exception):
 class Drafter(Protocol):
     """Proposes tokens. Losing it costs time, never a token, so it never raises."""
 
-    async def propose(self, round_index: int, committed: Sequence[int], gamma: int, span: Span) -> Proposal:
-        """Propose up to `gamma` tokens to follow `committed`, within the drafter's time limit."""
+    async def propose(
+        self,
+        round_index: int,
+        committed: Sequence[int],
+        gamma: int,
+        span: Span,
+        *,
+        held: Sequence[int] = (),
+        arrived: list[Draft] | None = None,
+    ) -> Proposal:
+        """Propose up to `gamma` tokens to follow `committed` and `held`, within the drafter's time limit.
+
+        May be cancelled at any moment, and the next call then replaces what was asked for.
+
+        Args:
+            round_index: Names the random numbers of this proposal; never used twice.
+            committed: The text.
+            gamma: Most tokens to propose.
+            span: Goes along with the request.
+            held: Drafts of an earlier proposal that this one goes on from; they may yet be rejected.
+            arrived: Filled with the drafts as they come, for those who do not wait for the end.
+        """
         ...
 
     async def close(self) -> None:
@@ -90,8 +110,8 @@ class Observer(Protocol):
         """Open the span of a round."""
         ...
 
-    def phase(self, name: str, parent: Span) -> AbstractContextManager[Span]:
-        """Open the span of a part of a round."""
+    def phase(self, name: str, parent: Span, index: int | None = None) -> AbstractContextManager[Span]:
+        """Open the span of a part of a round; `index` where that is not the round's own."""
         ...
 
     def finish_round(self, span: Span, done: Round) -> None:

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc
 from services.common.rpc import telemetry
-from services.common.rpc.codec import encode_sampling
+from services.common.rpc.codec import encode_sampling, encode_verification
 from services.common.rpc.errors import Context, RpcError, status_of, statuses
 from services.common.specdec.acceptance import BadTargetRowError
 from services.common.specdec.types import Origin
@@ -24,6 +24,7 @@ from services.coordinator.config import CoordinatorSettings
 from services.coordinator.gamma import FixedGamma
 from services.coordinator.loop import Rounds
 from services.coordinator.observe import Instruments, RequestObserver, tracer
+from services.coordinator.overlap import FixedOverlap, overlap_policy
 from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError
 from services.coordinator.request import Target, check_request_id, plan
 from services.coordinator.stats import speculation_stats
@@ -55,6 +56,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._settings = settings
         self._workers = workers
         self._instruments = instruments
+        self._overlap = overlap_policy(settings.overlap)
         self._admission = Admission(settings.max_requests, instruments)
 
     # A coroutine that writes, not a generator that yields: a generator suspended at a yield when the client cancels is
@@ -121,16 +123,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 timeout_s=self._settings.draft_timeout_s,
                 on_lost=lambda: self._lost("draft"),
             )
-        try:
-            gamma = FixedGamma(todo.gamma)
-            yield Rounds(todo, answer, gamma, drafter, verifier, RequestObserver(span, self._instruments))
-        finally:
-            # Each cancels its call before it waits: a second cancellation in between must not leave one open.
-            try:
-                await verifier.close()
-            finally:
-                if drafter is not None:
-                    await drafter.close()
+        gamma = FixedGamma(todo.gamma)
+        overlap = self._overlap if todo.may_adapt else FixedOverlap(False)
+        observer = RequestObserver(span, self._instruments)
+        rounds = Rounds(todo, answer, gamma, overlap, drafter, verifier, observer)
+        # The last is closed first. Each cancels its call before it waits: a second cancellation leaves none open.
+        async with contextlib.AsyncExitStack() as closing:
+            if drafter is not None:
+                closing.push_async_callback(drafter.close)
+            closing.push_async_callback(verifier.close)
+            closing.push_async_callback(rounds.close)
+            yield rounds
 
     def _lost(self, which: str) -> None:
         self._instruments.lost.add(1, {"worker": which})
@@ -202,5 +205,6 @@ def _result(todo: Plan, answer: Answer, target: Target, rounds: Sequence[Round],
         speculation=speculation_stats(rounds),
         prompt_token_ids=todo.prompt,
         target=target.info.identity,
+        verification=encode_verification(todo.verification),
         trace_id=f"{span.get_span_context().trace_id:032x}" if span.is_recording() else "",
     )

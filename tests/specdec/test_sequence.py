@@ -84,6 +84,24 @@ class TestRemoteSequence:
         remote.append(4)
         assert remote.plan([1, 2, 3, 9]) == (3, [9])
 
+    def test_a_worker_that_drafts_on_from_its_own_drafts_is_sent_the_last_of_them(self) -> None:
+        remote = RemoteSequence()
+        remote.plan([1, 2])
+        for token in (3, 4):
+            remote.append(token)
+        assert remote.plan([1, 2], [3, 4]) == (3, [4])
+        for token in (5, 6):
+            remote.append(token)
+        # 3 kept, 4 rejected for 9.
+        assert remote.plan([1, 2, 3, 9]) == (3, [9])
+
+    def test_goes_on_from_drafts_that_ran_ahead_and_were_kept(self) -> None:
+        remote = RemoteSequence()
+        remote.plan([1, 2], [3, 4])
+        for token in (5, 6):
+            remote.append(token)
+        assert remote.plan([1, 2, 3, 4, 5], [6]) == (5, [6])
+
     def test_sends_again_what_has_to_be_fed_again(self) -> None:
         remote = RemoteSequence()
         remote.plan([1, 2, 3], [4])

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from paceline.v1 import coordinator_pb2 as pb
-from paceline.v1 import coordinator_pb2_grpc
+from paceline.v1 import coordinator_pb2_grpc, worker_pb2
 from services.common.rpc.codec import encode_sampling
 from services.common.specdec.types import SamplingParams
 from services.coordinator.app import Coordinator
@@ -24,7 +24,7 @@ from tests.support.laws import Law
 from tests.support.scripted import ScriptedDraft, ScriptedTarget, ScriptedWorker
 from tests.support.scripts import DraftScript, TargetScript
 
-_OPTIONS = {"draft_timeout_s": 60.0, "shutdown_grace_s": 0.0, "max_requests": 1024}
+_OPTIONS = {"draft_timeout_s": 60.0, "shutdown_grace_s": 0.0, "max_requests": 1024, "overlap": "off"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Cluster:
         timeout_s: float = 60.0,
         **fields: Any,
     ) -> Reply:
-        """Generate one answer past any eos.
+        """Generate one answer past any eos, by the plain rule.
 
         Args:
             prompt: Token ids.
@@ -114,6 +114,7 @@ class Cluster:
                 "max_tokens": max_tokens,
                 "sampling": encode_sampling(params or SamplingParams()),
                 "stop": pb.StopConditions(ignore_eos=True),
+                "verification": worker_pb2.VERIFICATION_TOKEN,
                 **fields,
             }
         )

@@ -64,15 +64,15 @@ class RemoteSequence:
             drafts: What the worker is to have after it.
             feed_at_least: How many tokens have to be sent, known or not.
         """
-        base = self._committed
-        for theirs, ours in zip(self._speculated, committed[base:], strict=False):
+        known = self._committed
+        for theirs, ours in zip(self._speculated, [*committed[known:], *drafts], strict=False):
             if theirs != ours:
                 break
-            base += 1
-        base = min(base, len(committed) + len(drafts) - feed_at_least)
+            known += 1
+        known = min(known, len(committed) + len(drafts) - feed_at_least)
         self._committed = len(committed)
         self._speculated = list(drafts)
-        return base, [*committed[base:], *drafts]
+        return known, [*committed[known:], *drafts[max(0, known - len(committed)) :]]
 
     def append(self, token: int) -> None:
         """Note a token that the worker has drafted itself."""

@@ -27,11 +27,22 @@ log = logging.getLogger(__name__)
 DraftLine: TypeAlias = Line[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One Propose; see `Drafter.propose`."""
+
+    round_index: int
+    committed: Sequence[int]
+    held: Sequence[int]
+    gamma: int
+    span: Span
+
+
 @dataclass
 class _Arrivals:
     """What has come of one Propose."""
 
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[Draft]
     timing: worker_pb2.WorkerTiming = field(default_factory=worker_pb2.WorkerTiming)
     row_bytes: int = 0
 
@@ -71,18 +82,33 @@ class DraftSession:
         self._was_opened = False
         self._move: Move[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse] = Move()
         self._unanswered: int | None = None
+        self._sending: asyncio.Task[None] | None = None
 
-    async def propose(self, round_index: int, committed: Sequence[int], gamma: int, span: Span) -> Proposal:
-        """Propose up to `gamma` tokens to follow `committed`; fewer, or none, where the worker is late or lost."""
+    async def propose(
+        self,
+        round_index: int,
+        committed: Sequence[int],
+        gamma: int,
+        span: Span,
+        *,
+        held: Sequence[int] = (),
+        arrived: list[Draft] | None = None,
+    ) -> Proposal:
+        """Propose up to `gamma` tokens to follow `committed` and `held`; fewer where the worker is late, none if lost.
+
+        May be cancelled at any moment: the worker goes on until the next request replaces this one, and what it still
+        answers is dropped.
+        """
         info = self._info()
         if info is None:
             return Proposal(degraded="draft absent")
         if info.context_length:
-            gamma = min(gamma, info.context_length - len(committed))
+            gamma = min(gamma, info.context_length - len(committed) - len(held))
         if gamma <= 0:
             return Proposal(degraded="draft out of context")
         started_s = time.perf_counter()
-        arrivals = _Arrivals()
+        arrivals = _Arrivals([] if arrived is None else arrived)
+        asked = _Asked(round_index, committed, held, gamma, span)
         degraded = ""
         try:
             line = await self._find_line(round_index, info)
@@ -91,8 +117,8 @@ class DraftSession:
             if not self._has_caught_up(line):
                 return Proposal(degraded="draft late")
             async with asyncio.timeout(self._timeout_s):
-                await self._ask(line, round_index, committed, gamma, span)
-                async for reply in self._replies(line, round_index, committed, gamma, span):
+                await self._ask(line, asked)
+                async for reply in self._replies(line, asked):
                     _take(line, reply, arrivals)
             if not line.draining:
                 self._move.succeeded()
@@ -112,6 +138,9 @@ class DraftSession:
         try:
             if line is not None:
                 await line.close()
+            if self._sending is not None:
+                # Over now that its call is.
+                await asyncio.gather(self._sending, return_exceptions=True)
         finally:
             await self._move.close()
 
@@ -148,13 +177,18 @@ class DraftSession:
             raise
         return line
 
-    async def _ask(self, line: DraftLine, round_index: int, committed: Sequence[int], gamma: int, span: Span) -> None:
-        request = draft_pb2.ProposeRequest(round=round_index, gamma=gamma)
-        telemetry.inject(span, request)
-        base, tokens = line.remote.plan(committed)
+    async def _ask(self, line: DraftLine, asked: _Asked) -> None:
+        request = draft_pb2.ProposeRequest(round=asked.round_index, gamma=asked.gamma)
+        telemetry.inject(asked.span, request)
+        base, tokens = line.remote.plan(asked.committed, asked.held)
         request.base_length = base
         request.tokens[:] = tokens
-        await self._send(line, request)
+        # gRPC refuses two messages at a time, and one that is given up half-way ends the call and its session with it:
+        # a message goes out whole, whoever still waits for it.
+        if self._sending is not None and not self._sending.done():
+            await asyncio.wait((self._sending,))
+        self._sending = asyncio.create_task(self._send(line, request))
+        await asyncio.shield(self._sending)
 
     async def _send(self, line: DraftLine, request: draft_pb2.ProposeRequest) -> None:
         if line.start is not None:
@@ -162,18 +196,16 @@ class DraftSession:
             line.start = None
         await line.stream.send(request, self._timeout_s)
 
-    async def _replies(
-        self, line: DraftLine, round_index: int, committed: Sequence[int], gamma: int, span: Span
-    ) -> AsyncIterator[draft_pb2.ProposeResponse]:
+    async def _replies(self, line: DraftLine, asked: _Asked) -> AsyncIterator[draft_pb2.ProposeResponse]:
         """Yield this round's replies up to the last; stale ones of an earlier round are dropped."""
         while True:
             reply = await line.stream.receive(self._timeout_s)
             line.draining |= reply.draining
-            if reply.round != round_index:
+            if reply.round != asked.round_index:
                 continue
             if reply.HasField("known_length"):
                 line.remote.forget(reply.known_length)
-                await self._ask(line, round_index, committed, gamma, span)
+                await self._ask(line, asked)
                 continue
             yield reply
             if reply.done:
