@@ -11,7 +11,7 @@ from paceline.v1 import coordinator_pb2
 from services.cli.client import stream_answer
 from services.cli.interrupt import run_or_exit
 from services.cli.output import answer_object, stderr_console
-from services.cli.request import build_request, int32, seconds, token_ids, uint64
+from services.cli.request import VERIFICATIONS, build_request, int32, seconds, token_ids, uint64
 from services.cli.show import show_answer
 from services.cli.waterfall import new_traceparent, waterfall
 
@@ -47,6 +47,12 @@ from services.cli.waterfall import new_traceparent, waterfall
 @click.option("--seed", type=uint64, metavar="N", help="Key of the random numbers.  [default: drawn, and returned]")
 @click.option(
     "--gamma", type=int32, metavar="N", help="Drafts in a round; 0 uses the target alone.  [default: the server's]"
+)
+@click.option(
+    "--verification",
+    type=click.Choice(tuple(VERIFICATIONS)),
+    help="The rule for drafts; under coupled a seed gives the same tokens whatever was drafted."
+    "  [default: coupled with --seed, else token]",
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--stop-token-id", multiple=True, type=int32, metavar="N", help="End with this token; may be repeated.")

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.message import Message
 from rich.console import Console
 
-from paceline.v1 import coordinator_pb2
+from paceline.v1 import coordinator_pb2, worker_pb2
 from services.cli.client import Answer
 
 STYLES = {
@@ -70,6 +70,11 @@ def finish_reason(result: coordinator_pb2.GenerateResult) -> str:
     return coordinator_pb2.FinishReason.Name(result.finish_reason).removeprefix("FINISH_REASON_").lower()
 
 
+def verification_name(result: coordinator_pb2.GenerateResult) -> str:
+    """Return the rule that was used: `token` or `coupled`."""
+    return worker_pb2.Verification.Name(result.verification).removeprefix("VERIFICATION_").lower()
+
+
 def answer_object(answer: Answer) -> dict[str, Any]:
     """Return the object that `--json` prints."""
     result = answer.result
@@ -82,6 +87,7 @@ def answer_object(answer: Answer) -> dict[str, Any]:
         "usage": _plain(result.usage),
         "seed": result.seed,
         "gamma": result.gamma,
+        "verification": verification_name(result),
         "sampling": _plain(result.sampling),
         "max_tokens": result.max_tokens,
         "request_id": result.request_id,

@@ -11,6 +11,7 @@ import click
 from paceline.v1 import coordinator_pb2, worker_pb2
 
 STDIN = "-"
+VERIFICATIONS = {"token": worker_pb2.VERIFICATION_TOKEN, "coupled": worker_pb2.VERIFICATION_COUPLED}
 _LONGEST_DEADLINE_S = 1e9
 
 
@@ -72,6 +73,7 @@ def build_request(
     min_p: float | None = None,
     seed: int | None = None,
     gamma: int | None = None,
+    verification: str | None = None,
 ) -> coordinator_pb2.GenerateRequest:
     """Return the request; what is None is left to the server.
 
@@ -95,6 +97,7 @@ def build_request(
             token_ids=stop_token_id, strings=[_utf8("--stop", text) for text in stop], ignore_eos=ignore_eos
         ),
         gamma=gamma,
+        verification=VERIFICATIONS.get(verification or "", worker_pb2.VERIFICATION_UNSPECIFIED),
     )
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import worker_pb2
-from services.common.rpc.codec import decode_sampling
+from services.common.rpc.codec import decode_sampling, decode_verification
 from services.common.specdec.errors import InvalidFieldError
-from services.common.specdec.types import SamplingParams
+from services.common.specdec.types import SamplingParams, VerificationMode
 from services.coordinator.answer import StopRules
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.text import TextCodec
@@ -79,15 +79,21 @@ def plan(request: pb.GenerateRequest, request_id: str, target: Target, settings:
         InvalidFieldError: A field whose value is not allowed.
     """
     prompt = _prompt(request, target)
+    # Under COUPLED nothing that depends on the clock, gamma or the drafts changes the tokens: what a seed is given for.
+    seeded = request.HasField("seed")
+    usual = VerificationMode.COUPLED if seeded else VerificationMode.TOKEN
+    verification = decode_verification("verification", request.verification, usual)
     return Plan(
         request_id=request_id,
         prompt=prompt,
         params=decode_sampling(request.sampling, target.defaults),
-        seed=request.seed if request.HasField("seed") else secrets.randbits(64),
+        seed=request.seed if seeded else secrets.randbits(64),
         max_tokens=_max_tokens(request, len(prompt), target.context_length, settings.default_max_tokens),
         gamma=_gamma(request, target.info.vocab_size, settings),
         stop=_stop_rules(request.stop, target.info),
         vocab_size=target.info.vocab_size,
+        verification=verification,
+        may_adapt=not (seeded and verification is VerificationMode.TOKEN),
     )
 
 

@@ -12,9 +12,10 @@ from services.common.engine.engine import Engine
 from services.common.engine.processors import distributions, is_bad
 from services.common.engine.session import ModelSession
 from services.common.engine.timing import PassTiming
+from services.common.specdec.coupled import winner
 from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
-from services.common.specdec.types import Draft, SamplingParams
+from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,12 @@ class ModelProposer:
         self._engine = engine
 
     async def open(
-        self, params: SamplingParams, seed: int, prompt_length: int, max_new_tokens: int
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt_length: int,
+        max_new_tokens: int,
+        rule: VerificationMode = VerificationMode.TOKEN,
     ) -> ModelProposeSession:
         """Open a session and reserve its KV cache, for as much of the text as fits in this model's context.
 
@@ -34,7 +40,7 @@ class ModelProposer:
             CapacityError: No room, and none in time.
         """
         capacity = max(1, min(prompt_length + max_new_tokens, self._engine.context_length))
-        return ModelProposeSession(await self._engine.open(capacity), params, seed)
+        return ModelProposeSession(await self._engine.open(capacity), params, seed, rule)
 
 
 class ModelProposeSession:
@@ -44,11 +50,12 @@ class ModelProposeSession:
         timing: What the last proposal took, so far.
     """
 
-    def __init__(self, model: ModelSession, params: SamplingParams, seed: int) -> None:
+    def __init__(self, model: ModelSession, params: SamplingParams, seed: int, rule: VerificationMode) -> None:
         self.timing = PassTiming()
         self._model = model
         self._params = params
         self._seed = seed
+        self._rule = rule
 
     async def propose(
         self, round_index: int, base_length: int, tokens: Sequence[int], gamma: int
@@ -73,7 +80,7 @@ class ModelProposeSession:
                 _log.warning("the draft's logits are not finite after %d tokens", length + offset)
                 self._model.distrust()
                 return None, None
-            token = sample(q, uniform(self._seed, round_index, offset, Purpose.DRAFT))
+            token = self._choose(q, round_index, offset, length + offset)
             offset += 1
             return Draft(token, q), token
 
@@ -83,6 +90,12 @@ class ModelProposeSession:
                 self.timing = timing
                 if draft is not None:
                     yield [draft]
+
+    def _choose(self, q: Row, round_index: int, offset: int, position: int) -> int:
+        """Return the draft at an offset of the round, which is a position of the text."""
+        if self._rule is VerificationMode.COUPLED:
+            return winner(q, self._seed, position).token
+        return sample(q, uniform(self._seed, round_index, offset, Purpose.DRAFT))
 
     def close(self) -> None:
         """Free the KV cache; a pass that waits for its turn will not run. May be called again."""

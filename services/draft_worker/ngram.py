@@ -9,7 +9,7 @@ import numpy as np
 
 from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import CapacityError, InvalidFieldError, UnknownPrefixError
-from services.common.specdec.types import Draft, Row, SamplingParams
+from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
 
 
 class NgramProposer:
@@ -39,8 +39,9 @@ class NgramProposer:
         seed: int,  # noqa: ARG002
         prompt_length: int,
         max_new_tokens: int,
+        rule: VerificationMode = VerificationMode.TOKEN,  # noqa: ARG002
     ) -> NgramSession:
-        """Open a session. A guess is certain of itself, whatever the parameters.
+        """Open a session. A guess is certain of itself, whatever the parameters and the rule.
 
         Raises:
             CapacityError: No session is free.

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from services.common.engine.timing import PassTiming
-from services.common.specdec.types import Draft, SamplingParams
+from services.common.specdec.types import Draft, SamplingParams, VerificationMode
 
 
 class ProposeSession(Protocol):
@@ -41,7 +41,14 @@ class ProposeSession(Protocol):
 class Proposer(Protocol):
     """Opens sessions on a drafter."""
 
-    async def open(self, params: SamplingParams, seed: int, prompt_length: int, max_new_tokens: int) -> ProposeSession:
+    async def open(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt_length: int,
+        max_new_tokens: int,
+        rule: VerificationMode = VerificationMode.TOKEN,
+    ) -> ProposeSession:
         """Open a session.
 
         Args:
@@ -49,6 +56,7 @@ class Proposer(Protocol):
             seed: Key of the random numbers.
             prompt_length: Tokens of the prompt.
             max_new_tokens: Most tokens that may follow, drafts included.
+            rule: What drafts will be verified by: under COUPLED a model draws by the target's noise, to agree with it.
 
         Raises:
             CapacityError: No session is free.

@@ -85,8 +85,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
 
 async def _open(warm: Serving, start: worker_pb2.SessionStart) -> ProposeSession:
-    params = open_session(start, warm.info.identity)
-    return await warm.proposer.open(params, start.seed, start.prompt_length, start.max_new_tokens)
+    params, rule = open_session(start, warm.info.identity)
+    return await warm.proposer.open(params, start.seed, start.prompt_length, start.max_new_tokens, rule)
 
 
 @dataclass

@@ -11,12 +11,14 @@ import grpc
 
 from paceline.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from services.common.engine.model import LoadedModel
-from services.common.rpc.codec import encode_row
 from services.common.rpc.errors import Context, RpcError, statuses
 from services.common.rpc.server import Server
 from services.common.rpc.worker import Inbox, Received, Streams, StreamSession, open_session, send
+from services.common.specdec.coupled import winner
 from services.common.specdec.errors import UnknownPrefixError
-from services.target_worker.verifier import Verifier, VerifySession
+from services.common.specdec.types import Row, VerificationMode
+from services.target_worker.verifier import Choice, Verifier, VerifySession
+from services.target_worker.wanted import Wanted
 
 SERVICE = "paceline.v1.TargetService"
 
@@ -108,14 +110,21 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         received: Received,
         info: worker_pb2.ModelInfo,
     ) -> target_pb2.VerifyResponse:
+        wanted = Wanted.by(request, info.vocab_size)
+        asked = request.base_length, request.tokens, request.rows
         try:
-            verified = await session.verify(request.base_length, request.tokens, request.rows)
+            if request.HasField("fetch"):
+                verified = await session.fetch(*asked, request.fetch)
+            else:
+                # Nothing is fetched under COUPLED, nor of rows that go out whole.
+                hold = wanted.supports is not None and session.choice is None
+                verified = await session.verify(*asked, hold=hold)
         except UnknownPrefixError as error:
             return target_pb2.VerifyResponse(round=request.round, known_length=error.known_length)
         received.trace(
             verified.timing, {"paceline.target.worker": info.worker_id, "paceline.target.model": info.identity.model_id}
         )
-        rows = [encode_row(row) for row in verified.rows]
+        rows = await wanted.messages(verified.rows, session.choice)
         return target_pb2.VerifyResponse(
             round=request.round, rows=rows, timing=received.timing(verified.timing, info.worker_id)
         )
@@ -127,5 +136,10 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
 
 async def _open(warm: Serving, start: worker_pb2.SessionStart) -> VerifySession:
-    params = open_session(start, warm.info.identity)
-    return await warm.verifier.open(params, start.prompt_length, start.max_new_tokens)
+    params, rule = open_session(start, warm.info.identity)
+    choice: Choice | None = partial(_winner, start.seed) if rule is VerificationMode.COUPLED else None
+    return await warm.verifier.open(params, start.prompt_length, start.max_new_tokens, choice)
+
+
+def _winner(seed: int, row: Row, position: int) -> tuple[int, float]:
+    return winner(row, seed, position)

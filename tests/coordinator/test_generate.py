@@ -150,6 +150,7 @@ async def test_an_unseeded_run_can_be_repeated() -> None:
         assert first.result.seed != other.result.seed
         assert first.tokens != other.tokens
         request.seed, request.gamma = first.result.seed, first.result.gamma
+        request.verification = first.result.verification
         request.sampling.CopyFrom(first.result.sampling)
         request.max_tokens = first.result.max_tokens
         again = await collect(cluster, request)

@@ -160,6 +160,7 @@ class NumbersByPosition(DraftsAgainAfterToken0):
 
 RULE = "services.common.specdec.acceptance"
 LOOP = "services.coordinator.loop"
+DECIDE = "services.coordinator.decide"
 
 
 def _trust(checked: Row, vocab_size: int) -> None:
@@ -187,12 +188,12 @@ PLANTS = (
     Plant(
         "5 bad row judged by its token",
         draft=DraftScript(BadRow.NAN, 1),
-        patches={f"{LOOP}.usable_drafts": usable_by_own_token, f"{LOOP}.accept": accept_mended},
+        patches={f"{LOOP}.usable_drafts": usable_by_own_token, f"{DECIDE}.accept": accept_mended},
     ),
     Plant(
         "5 bad row passes, those after it tested",
         draft=DraftScript(BadRow.NAN, 1),
-        patches={f"{LOOP}.usable_drafts": all_usable, f"{LOOP}.accept": accept_untested},
+        patches={f"{LOOP}.usable_drafts": all_usable, f"{DECIDE}.accept": accept_untested},
         law=far,
     ),
     Plant(

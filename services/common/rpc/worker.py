@@ -14,10 +14,10 @@ from opentelemetry import trace
 
 from paceline.v1 import worker_pb2
 from services.common.rpc import telemetry
-from services.common.rpc.codec import decode_sampling
+from services.common.rpc.codec import decode_sampling, decode_verification
 from services.common.rpc.errors import Context, RpcError
 from services.common.specdec.errors import CapacityError, InvalidFieldError, WrongModelError
-from services.common.specdec.types import SamplingParams
+from services.common.specdec.types import SamplingParams, VerificationMode
 
 # A coordinator sends one request after the other; what it sends on top of these waits in its own buffers.
 READ_AHEAD = 4
@@ -54,6 +54,11 @@ class Timing(Protocol):
         """Positions of the prompt taken from another session's cache."""
         ...
 
+    @property
+    def pass_tokens(self) -> int:
+        """Positions in that largest pass, those of all its sessions together."""
+        ...
+
 
 class Received:
     """One request of a session, from its arrival to its reply."""
@@ -73,6 +78,7 @@ class Received:
             worker_id=worker_id,
             batch_size=timing.batch_size,
             reused_tokens=timing.reused_tokens,
+            pass_tokens=timing.pass_tokens,
         )
 
     def trace(self, timing: Timing, attributes: Mapping[str, str | int]) -> None:
@@ -265,11 +271,13 @@ async def send(context: Context, reply: Message, timeout_s: float) -> None:
         raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, told) from None
 
 
-def open_session(start: worker_pb2.SessionStart, ours: worker_pb2.ModelIdentity) -> SamplingParams:
-    """Check the message that opens a session and return its sampling parameters.
+def open_session(
+    start: worker_pb2.SessionStart, ours: worker_pb2.ModelIdentity
+) -> tuple[SamplingParams, VerificationMode]:
+    """Check the message that opens a session and return its sampling parameters and its rule.
 
     Raises:
-        InvalidFieldError: Sampling parameters unset or out of range.
+        InvalidFieldError: Sampling parameters unset or out of range, or a rule that there is not.
         WrongModelError: The request began with other weights.
     """
     if start.identity != ours:
@@ -279,7 +287,8 @@ def open_session(start: worker_pb2.SessionStart, ours: worker_pb2.ModelIdentity)
     for name in ("temperature", "top_k", "top_p", "min_p"):
         if not start.sampling.HasField(name):
             raise InvalidFieldError(f"start.sampling.{name}", "unset", "set")
-    return decode_sampling(start.sampling, SamplingParams())
+    rule = decode_verification("start.verification", start.verification, VerificationMode.TOKEN)
+    return decode_sampling(start.sampling, SamplingParams()), rule
 
 
 def _shown(identity: worker_pb2.ModelIdentity) -> str:

@@ -17,12 +17,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from services.common.specdec.types import FloatArray, Row
+from services.common.specdec.acceptance import checked_target_row
+from services.common.specdec.types import Decision, Draft, FloatArray, Origin, Row
 
 _Ids = npt.NDArray[np.uint32]
 _Words = npt.NDArray[np.uint64]
@@ -46,6 +48,39 @@ class Winner(NamedTuple):
 
     token: int
     score: float
+
+
+def accept_coupled(
+    p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, seed: int, position: int
+) -> Decision:
+    """Apply the rule to one round: at each offset the token is the winner of p, and a draft that is another ends it.
+
+    Args:
+        p_rows: At least len(drafts) rows; p_rows[i] is the law of the token at offset i given the drafts before it. One
+            more decides the token after drafts that are all kept.
+        drafts: The drafts to test. Only their tokens matter.
+        vocab_size: Entries of a row.
+        seed: Key of the request, 64 bits.
+        position: Of the token at offset 0: how many tokens are committed.
+
+    Raises:
+        BadTargetRowError: A row of p that the sequence reached is no distribution. Rows beyond are not looked at.
+    """
+    tokens: list[int] = []
+    for offset, draft in enumerate(drafts):
+        tokens.append(_chosen(p_rows[offset], offset, vocab_size, seed, position))
+        if tokens[offset] != draft.token:
+            return Decision(tuple(tokens), accepted=offset, tested=offset + 1, origin=Origin.RESIDUAL)
+    kept = len(drafts)
+    if len(p_rows) == kept:
+        return Decision(tuple(tokens), accepted=kept, tested=kept, origin=Origin.ACCEPTED_DRAFT)
+    tokens.append(_chosen(p_rows[kept], kept, vocab_size, seed, position))
+    return Decision(tuple(tokens), kept, kept, Origin.BONUS if drafts else Origin.TARGET)
+
+
+def _chosen(p: Row, offset: int, vocab_size: int, seed: int, position: int) -> int:
+    p = checked_target_row(p, offset, vocab_size)
+    return winner(p, seed, position + offset).token
 
 
 def winner(row: Row, seed: int, position: int) -> Winner:

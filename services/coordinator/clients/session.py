@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic
 
 from paceline.v1 import worker_pb2
-from services.common.rpc.codec import encode_sampling
+from services.common.rpc.codec import encode_sampling, encode_verification
 from services.common.rpc.stream import Reply, Request, Stream
 from services.common.specdec.sequence import RemoteSequence
 from services.coordinator.types import Call, Plan
@@ -23,6 +23,7 @@ def session_start(plan: Plan, identity: worker_pb2.ModelIdentity | None = None) 
         prompt_length=len(plan.prompt),
         max_new_tokens=plan.max_tokens,
         identity=identity,
+        verification=encode_verification(plan.verification),
     )
 
 
@@ -76,4 +77,5 @@ def call_of(timing: worker_pb2.WorkerTiming, elapsed_s: float, row_bytes: int, m
         worker=timing.worker_id,
         batch_size=timing.batch_size,
         reused_tokens=timing.reused_tokens,
+        pass_tokens=timing.pass_tokens,
     )
