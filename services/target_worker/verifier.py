@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,9 @@ from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import InvalidFieldError
 from services.common.specdec.types import MAX_GAMMA, Row, SamplingParams
 
+Choice = Callable[[Row, int], tuple[int, float]]
+"""Chooses from (the tail of) a row, given its position in the text: the token, and its score."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verification:
@@ -21,11 +24,25 @@ class Verification:
 
     Attributes:
         rows: rows[i] is p for the token that follows tokens[len(tokens) - len(rows) + i].
-        timing: What it took.
+        timing: What it took; nothing where the rows were at hand.
     """
 
     rows: list[Row]
     timing: PassTiming
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """The rows of the last pass, and the request that they answered."""
+
+    base_length: int
+    tokens: list[int]
+    rows: list[Row]
+
+    def answers(self, base_length: int, tokens: Sequence[int], rows: int) -> bool:
+        """Return whether these are the rows of that request, which may start later in the same sequence."""
+        skipped = base_length - self.base_length
+        return rows == len(self.rows) and skipped >= 0 and self.tokens[skipped:] == list(tokens)
 
 
 class Verifier:
@@ -34,13 +51,16 @@ class Verifier:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def open(self, params: SamplingParams, prompt_length: int, max_new_tokens: int) -> VerifySession:
+    async def open(
+        self, params: SamplingParams, prompt_length: int, max_new_tokens: int, choice: Choice | None = None
+    ) -> VerifySession:
         """Open a session and reserve its part of the KV cache; waits for its turn where there is no room.
 
         Args:
             params: How logits become p.
             prompt_length: Tokens of the prompt.
             max_new_tokens: Most tokens that may follow, drafts included.
+            choice: Under COUPLED, how a token is chosen.
 
         Raises:
             InvalidFieldError: They do not fit in the model's context.
@@ -49,20 +69,32 @@ class Verifier:
         total, limit = prompt_length + max_new_tokens, self._engine.context_length
         if not 0 < total <= limit:
             raise InvalidFieldError("prompt_length + max_new_tokens", total, f"1 to {limit}, the target's context")
-        return VerifySession(await self._engine.open(total), params)
+        return VerifySession(await self._engine.open(total), params, choice)
 
 
 class VerifySession:
-    """One sequence on the target."""
+    """One sequence on the target.
 
-    def __init__(self, model: ModelSession, params: SamplingParams) -> None:
+    Attributes:
+        choice: Under COUPLED, how a token is chosen.
+    """
+
+    def __init__(self, model: ModelSession, params: SamplingParams, choice: Choice | None = None) -> None:
+        self.choice = choice
         self._model = model
         self._params = params
+        self._held: _Held | None = None
 
-    async def verify(self, base_length: int, tokens: Sequence[int], rows: int) -> Verification:
+    async def verify(self, base_length: int, tokens: Sequence[int], rows: int, *, hold: bool = False) -> Verification:
         """Keep `base_length` tokens, append `tokens`, return p after each of the last `rows`.
 
         Repeated, it has the same answer.
+
+        Args:
+            base_length: Tokens of the sequence to keep.
+            tokens: The ones that follow.
+            rows: How many rows.
+            hold: Keep the rows until the next request, for `fetch`.
 
         Raises:
             InvalidFieldError: rows, a token id or the length is out of range; nothing has changed.
@@ -74,8 +106,24 @@ class VerifySession:
             raise InvalidFieldError("rows", rows, f"1 to {len(tokens)}, the number of tokens")
         if rows > MAX_GAMMA + 1:
             raise InvalidFieldError("rows", rows, f"at most {MAX_GAMMA + 1}: the most drafts of a round, and one")
+        self._held = None
         result, timing = await self._model.evaluate(base_length, tokens, rows, self._rows)
+        if hold:
+            self._held = _Held(base_length, list(tokens), result)
         return Verification(result, timing)
+
+    async def fetch(self, base_length: int, tokens: Sequence[int], rows: int, index: int) -> Verification:
+        """Return one of the rows that `verify` returned for the same request: from the last pass, else by another.
+
+        Raises:
+            InvalidFieldError: `index` is out of range; or as `verify`, whose other errors may come too.
+        """
+        if not 0 <= index < rows:
+            raise InvalidFieldError("fetch", index, f"0 to {rows - 1}: one of the rows")
+        if self._held is not None and self._held.answers(base_length, tokens, rows):
+            return Verification([self._held.rows[index]], PassTiming())
+        verified = await self.verify(base_length, tokens, rows, hold=True)
+        return Verification([verified.rows[index]], verified.timing)
 
     def _rows(self, logits: torch.Tensor) -> list[Row]:
         rows = distributions(logits, self._params)
