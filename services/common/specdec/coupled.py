@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.common.specdec.acceptance import checked_target_row
+from services.common.specdec.acceptance import RowNeededError, checked_target_row
+from services.common.specdec.partial import AnyRow
 from services.common.specdec.types import Decision, Draft, FloatArray, Origin, Row
 
 _Ids = npt.NDArray[np.uint32]
@@ -51,13 +52,13 @@ class Winner(NamedTuple):
 
 
 def accept_coupled(
-    p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, seed: int, position: int
+    p_rows: Sequence[AnyRow], drafts: Sequence[Draft], vocab_size: int, seed: int, position: int
 ) -> Decision:
     """Apply the rule to one round: at each offset the token is the winner of p, and a draft that is another ends it.
 
     Args:
-        p_rows: At least len(drafts) rows; p_rows[i] is the law of the token at offset i given the drafts before it. One
-            more decides the token after drafts that are all kept.
+        p_rows: p_rows[i] is the law of the token at offset i given the drafts before it; at least len(drafts) rows.
+            Where there are no more, the last one tests the last draft, and no token follows when all are kept.
         drafts: The drafts to test. Only their tokens matter.
         vocab_size: Entries of a row.
         seed: Key of the request, 64 bits.
@@ -65,6 +66,7 @@ def accept_coupled(
 
     Raises:
         BadTargetRowError: A row of p that the sequence reached is no distribution. Rows beyond are not looked at.
+        RowNeededError: A row that the sequence reached has come in part, without the winner of its tail.
     """
     tokens: list[int] = []
     for offset, draft in enumerate(drafts):
@@ -72,15 +74,24 @@ def accept_coupled(
         if tokens[offset] != draft.token:
             return Decision(tuple(tokens), accepted=offset, tested=offset + 1, origin=Origin.RESIDUAL)
     kept = len(drafts)
-    if len(p_rows) == kept:
+    if len(p_rows) == kept > 0:
         return Decision(tuple(tokens), accepted=kept, tested=kept, origin=Origin.ACCEPTED_DRAFT)
     tokens.append(_chosen(p_rows[kept], kept, vocab_size, seed, position))
     return Decision(tuple(tokens), kept, kept, Origin.BONUS if drafts else Origin.TARGET)
 
 
-def _chosen(p: Row, offset: int, vocab_size: int, seed: int, position: int) -> int:
+def _chosen(p: AnyRow, offset: int, vocab_size: int, seed: int, position: int) -> int:
     p = checked_target_row(p, offset, vocab_size)
-    return winner(p, seed, position + offset).token
+    if isinstance(p, Row):
+        return winner(p, seed, position + offset).token
+    if p.tail_mass > 0 and p.tail_winner is None:
+        raise RowNeededError(offset, None)
+    parts = [winner_among(p.support, p.weights, seed, position + offset)] if len(p.support) else []
+    if len(p.head_ids):
+        parts.append(winner_among(p.head_ids, p.head_weights, seed, position + offset))
+    if p.tail_winner is not None:
+        parts.append(Winner(*p.tail_winner))
+    return functools.reduce(better, parts).token
 
 
 def winner(row: Row, seed: int, position: int) -> Winner:
@@ -99,8 +110,8 @@ def winner_among(ids: _Ids | None, weights: FloatArray, seed: int, position: int
 
     Args:
         ids: uint32[n], in any order, unique; None for the tokens 0..n-1.
-        weights: float32[n] or float64[n], not negative, one of them positive. Not normalised: `better` of the
-            winners of two parts of a row is the winner of the row.
+        weights: float32[n] or float64[n], not negative. Not normalised: `better` of the winners of two parts of a
+            row is the winner of the row.
         seed: Key of the request, 64 bits.
         position: Of the token to be chosen.
     """
