@@ -48,6 +48,16 @@ def test_what_is_cached_is_kept_and_the_rest_is_free() -> None:
     assert memory.kept == 50
 
 
+def test_without_reuse_nothing_is_kept_or_found() -> None:
+    memory = KvMemory(200, reuse=False)
+    keep(memory, [1] * 60)
+    assert (memory.reserved, memory.kept) == (0, 0)
+    lease = reserve(memory, 80)
+    fill(memory, lease, [1] * 60)
+    assert memory.donor([1] * 60) is None
+    assert memory.sharing([1] * 60) == {}
+
+
 def test_less_than_a_block_is_not_kept() -> None:
     memory = KvMemory(100)
     keep(memory, [1] * (BLOCK - 1))

@@ -67,7 +67,7 @@ class Engine:
         self._thread.start()
         self._runner, size = prepared.result()
         self.context_length = min(loaded.context_length or size, size)
-        self._memory = KvMemory(size)
+        self._memory = KvMemory(size, reuse=options.prefix_reuse)
         # Guards the memory's books, the sequences and the list of those that wait; never held during a pass.
         self._changed = threading.Condition()
         self._admission = Admission(self._memory, self._changed, options.admission)

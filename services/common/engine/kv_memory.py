@@ -45,8 +45,10 @@ class KvMemory:
         reserved: Places that sessions own.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, reuse: bool = True) -> None:
+        """Take `size` places; without `reuse` no session finds what another holds, and nothing is kept."""
         self.size = size
+        self._reuse = reuse
         self.reserved = 0
         self._live: set[Lease] = set()
         self._arena = Arena(size)
@@ -83,7 +85,7 @@ class KvMemory:
         self.reserved -= lease.length
         self._index.remove(lease)
         del lease.sequence.tokens[lease.cached :]
-        if lease.cached < BLOCK or self._held_elsewhere(lease):
+        if not self._reuse or lease.cached < BLOCK or self._held_elsewhere(lease):
             self._arena.release(lease.start, lease.length)
             return
         self._arena.release(lease.start + lease.cached, lease.length - lease.cached)
@@ -93,7 +95,8 @@ class KvMemory:
 
     def publish(self, lease: Lease) -> None:
         """Let other sessions find this one by its tokens, those still to be cached included."""
-        self._index.add(lease)
+        if self._reuse:
+            self._index.add(lease)
 
     def donor(self, tokens: Sequence[int]) -> tuple[Lease, int] | None:
         """Return who holds the longest beginning of `tokens`, and how much of it; a kept one is then the last to go."""

@@ -26,12 +26,14 @@ class EngineOptions:
         passes: How large a pass may become.
         admission: How many sessions there may be, and how many may wait.
         compile: Compile the model's forward, which takes a minute or so.
+        prefix_reuse: Copy the keys and values of a beginning that another session has had.
     """
 
     kv_cache_memory: str = "25%"
     passes: PassLimits = field(default_factory=PassLimits)
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     compile: bool = False
+    prefix_reuse: bool = True
 
 
 def pool_size(options: EngineOptions, loaded: LoadedModel, token_bytes: int) -> int:

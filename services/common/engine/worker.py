@@ -32,6 +32,7 @@ def _engine_options(settings: Any) -> EngineOptions:
         passes=PassLimits(settings.prefill_chunk_tokens, settings.max_pass_tokens),
         admission=AdmissionLimits(settings.max_sessions, settings.max_waiting_sessions, settings.session_wait_s),
         compile=settings.compile,
+        prefix_reuse=settings.prefix_reuse,
     )
 
 

@@ -82,6 +82,9 @@ class ModelSettings(ServerSettings):
         description="Prompt tokens fed in one pass, of all sessions together; it delays the others this much.",
     )
     max_pass_tokens: int = Field(1024, ge=1, description="Tokens fed in one pass in all.")
+    prefix_reuse: bool = Field(
+        True, description="A prompt that begins as another did, running or ended, gets a copy of its keys and values."
+    )
     compile: bool = Field(False, description="Compile small passes at start: needs a C++ compiler, and a minute or so.")
 
     @model_validator(mode="after")
