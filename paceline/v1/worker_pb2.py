@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/worker.proto\x12\x0bpaceline.v1\"\x94\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_p\"F\n\rModelIdentity\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0cweights_hash\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\"\xda\x01\n\tModelInfo\x12,\n\x08identity\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12*\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0b\x32\x18.paceline.v1.FeatureSpec\",\n\x0b\x46\x65\x61tureSpec\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\r\n\x05width\x18\x02 \x01(\r\"\'\n\x08\x46\x65\x61tures\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xed\x01\n\x0cSessionStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12,\n\x08identity\x18\x06 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12/\n\x0cverification\x18\x07 \x01(\x0e\x32\x19.paceline.v1.Verification\"\xb3\x01\n\x0cWorkerTiming\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nforward_ms\x18\x02 \x01(\x01\x12\x12\n\nservice_ms\x18\x03 \x01(\x01\x12\x16\n\x0e\x66orward_tokens\x18\x04 \x01(\r\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x15\n\rreused_tokens\x18\x07 \x01(\r\x12\x13\n\x0bpass_tokens\x18\x08 \x01(\r*^\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x16\n\x12VERIFICATION_TOKEN\x10\x01\x12\x18\n\x14VERIFICATION_COUPLED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/worker.proto\x12\x0bpaceline.v1\"\x94\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_p\"F\n\rModelIdentity\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0cweights_hash\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\"\xda\x01\n\tModelInfo\x12,\n\x08identity\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12*\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0b\x32\x18.paceline.v1.FeatureSpec\"<\n\x0b\x46\x65\x61tureSpec\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\"\'\n\x08\x46\x65\x61tures\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xed\x01\n\x0cSessionStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12,\n\x08identity\x18\x06 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12/\n\x0cverification\x18\x07 \x01(\x0e\x32\x19.paceline.v1.Verification\"\xb3\x01\n\x0cWorkerTiming\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nforward_ms\x18\x02 \x01(\x01\x12\x12\n\nservice_ms\x18\x03 \x01(\x01\x12\x16\n\x0e\x66orward_tokens\x18\x04 \x01(\r\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x15\n\rreused_tokens\x18\x07 \x01(\r\x12\x13\n\x0bpass_tokens\x18\x08 \x01(\r*^\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x16\n\x12VERIFICATION_TOKEN\x10\x01\x12\x18\n\x14VERIFICATION_COUPLED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFICATION']._serialized_start=994
-  _globals['_VERIFICATION']._serialized_end=1088
+  _globals['_VERIFICATION']._serialized_start=1010
+  _globals['_VERIFICATION']._serialized_end=1104
   _globals['_SAMPLINGPARAMS']._serialized_start=42
   _globals['_SAMPLINGPARAMS']._serialized_end=190
   _globals['_MODELIDENTITY']._serialized_start=192
@@ -40,11 +40,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFO']._serialized_start=265
   _globals['_MODELINFO']._serialized_end=483
   _globals['_FEATURESPEC']._serialized_start=485
-  _globals['_FEATURESPEC']._serialized_end=529
-  _globals['_FEATURES']._serialized_start=531
-  _globals['_FEATURES']._serialized_end=570
-  _globals['_SESSIONSTART']._serialized_start=573
-  _globals['_SESSIONSTART']._serialized_end=810
-  _globals['_WORKERTIMING']._serialized_start=813
-  _globals['_WORKERTIMING']._serialized_end=992
+  _globals['_FEATURESPEC']._serialized_end=545
+  _globals['_FEATURES']._serialized_start=547
+  _globals['_FEATURES']._serialized_end=586
+  _globals['_SESSIONSTART']._serialized_start=589
+  _globals['_SESSIONSTART']._serialized_end=826
+  _globals['_WORKERTIMING']._serialized_start=829
+  _globals['_WORKERTIMING']._serialized_end=1008
 # @@protoc_insertion_point(module_scope)

@@ -193,8 +193,11 @@ class FeatureSpec(_message.Message):
 
     LAYERS_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
     width: _builtins.int
     """Numbers in a feature: the hidden size, times the number of layers."""
+    window: _builtins.int
+    """Of a draft: from how many positions before the end of the text on it needs them. Of a target: 0."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How many of the target's layers have been applied, ascending; the number of its layers is the state after the final
@@ -206,10 +209,11 @@ class FeatureSpec(_message.Message):
         *,
         layers: _abc.Iterable[_builtins.int] | None = ...,
         width: _builtins.int = ...,
+        window: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "width", b"width", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
