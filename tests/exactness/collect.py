@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,15 +28,15 @@ def law_for(gamma: int) -> Law:
 
 
 async def collect(
-    cluster: Cluster, *, gamma: int, params: SamplingParams, requests: int, first_seed: int = 0
+    cluster: Cluster, *, gamma: int, params: SamplingParams, requests: int, first_seed: int = 0, **fields: Any
 ) -> Answers:
-    """Generate `requests` answers of 60 tokens, each with a seed of its own."""
+    """Generate `requests` answers of 60 tokens, each with a seed of its own; `fields` are others of the request."""
     gate = asyncio.Semaphore(CONCURRENT)
 
     async def one(seed: int) -> tuple[list[int], list[int]]:
         async with gate:
             reply = await cluster.generate(
-                PROMPT, gamma=gamma, seed=seed, max_tokens=LENGTH, params=params, timeout_s=240
+                PROMPT, gamma=gamma, seed=seed, max_tokens=LENGTH, params=params, timeout_s=240, **fields
             )
         return reply.tokens, reply.offsets
 

@@ -171,7 +171,9 @@ class ScriptedWorker:
             await context.write(sent)
 
     def _turn(self, session: _Session, round_index: int) -> Turn:
-        return Turn(self.law, session.params, session.start.seed, round_index, session.sequence.tokens)
+        start = session.start
+        coupled = start.verification == worker_pb2.VERIFICATION_COUPLED
+        return Turn(self.law, session.params, start.seed, coupled, round_index, session.sequence.tokens)
 
     def _feed(self, session: _Session, at_least: int = 1) -> int:
         """Count the positions that a model would be fed now."""

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from services.common.specdec.coupled import winner
 from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
 from services.common.specdec.types import Row, SamplingParams
@@ -56,6 +57,7 @@ class Turn:
         law: The tables.
         params: The session's sampling parameters.
         seed: The session's seed.
+        coupled: The session's drafts are verified by the coupled rule.
         round: The round of the request.
         tokens: The worker's sequence; it grows as drafts are made.
         discarded: The draft that stood, from an earlier round, where this round's first draft will stand, if one did.
@@ -64,6 +66,7 @@ class Turn:
     law: Law
     params: SamplingParams
     seed: int
+    coupled: bool
     round: int
     tokens: list[int]
     discarded: int | None = None
@@ -127,6 +130,8 @@ class DraftScript:
 
     def draw(self, turn: Turn, offset: int) -> int:
         """Return the draft at `offset`."""
+        if turn.coupled:
+            return winner(self.sampled(turn), turn.seed, len(turn.tokens)).token
         return sample(self.sampled(turn), self.number(turn, offset))
 
     def keeps(self, turn: Turn, token: int, q: Row) -> bool:

@@ -1,4 +1,4 @@
-"""What speculation should give: the formulas of Leviathan et al. 2023, sections 3.1 to 3.3."""
+"""What speculation should give: Leviathan et al. 2023, sections 3.1 to 3.3; for the coupled rule Daliri et al. 2024."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ def overlap(p: Row, q: Row, vocab_size: int) -> float:
     """Return the probability that a draft from q is kept: the sum over tokens of min(p, q)."""
     p_dense, q_dense = p.dense(vocab_size), q.dense(vocab_size)
     return float(np.minimum(p_dense / p_dense.sum(), q_dense / q_dense.sum()).sum())
+
+
+def agreement(p: Row, q: Row, vocab_size: int) -> float:
+    """Return the probability that a draft from q is kept by the coupled rule (Daliri et al. 2024, arXiv 2408.07978).
+
+    The sum over tokens i of 1 / sum_j max(p_j / p_i, q_j / q_i). With D the total variation of p and q it is at most
+    1 - D, which is `overlap`, and at least (1 - D) / (1 + D).
+    """
+    p_dense, q_dense = p.dense(vocab_size), q.dense(vocab_size)
+    both = (p_dense > 0) & (q_dense > 0)
+    p_all, q_all = p_dense / p_dense.sum(), q_dense / q_dense.sum()
+    p_i, q_i = p_all[both], q_all[both]
+    # max(p_j / p_i, q_j / q_i) is the first where p_j / q_j >= p_i / q_i: sorted by that, sums take the place of pairs.
+    order = np.argsort(-(p_i / q_i), kind="stable")
+    p_i, q_i = p_i[order], q_i[order]
+    p_above = np.cumsum(p_i) + p_all[q_all == 0].sum()
+    q_below = np.cumsum(q_i[::-1])[::-1] - q_i + q_all[p_all == 0].sum()
+    return float((1 / (p_above / p_i + q_below / q_i)).sum())
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
