@@ -34,6 +34,15 @@ class CoordinatorSettings(ServerSettings):
     verify_timeout_s: float = Field(
         300.0, gt=0, description="A target that answers nothing for this long is given up; its queue counts."
     )
+    partial_rows: bool = Field(
+        True, description="Have the unlikely part of a row of p stay with the target until a draw falls on it."
+    )
+    row_head: int | None = Field(
+        None,
+        ge=0,
+        le=65_536,
+        description="Entries of such a row beside those that its drafts need; unset follows the draws, 32 to 1024.",
+    )
     target_retry_s: float = Field(30.0, ge=0, description="A lost target is looked for this long, then UNAVAILABLE.")
 
     @model_validator(mode="after")

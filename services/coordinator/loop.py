@@ -34,7 +34,7 @@ from collections.abc import AsyncIterator, Sequence
 from opentelemetry.trace import Span
 
 from services.common.specdec.acceptance import usable_drafts
-from services.common.specdec.types import Decision, Draft, Row
+from services.common.specdec.types import Decision, Draft
 from services.coordinator.ahead import Ahead
 from services.coordinator.answer import Answer, Finish
 from services.coordinator.decide import decide
@@ -112,7 +112,7 @@ class Rounds:
             accept_start_s = time.perf_counter()
             # From here on it makes no difference what else of it comes: a first draft that is late is dropped.
             first, _ = await self._usable(ahead.first if ahead else ())
-            decision = await self._accept(index, verification.rows, [*drafts, *first], span)
+            decision = await self._accept(index, verification, [*drafts, *first], span)
             tokens, finish = self._extend(decision)
             if finish is not None or decision.accepted <= len(drafts):
                 await self.close()
@@ -132,6 +132,7 @@ class Rounds:
                 accept_s=end_s - accept_start_s,
                 draft_wait_s=wait_s,
                 ran_ahead=ahead is not None,
+                fetched=tuple(verification.fetched),
             )
             self._observer.finish_round(span, done)
         self._cycle_s = done.total_s - wait_s
@@ -186,11 +187,16 @@ class Rounds:
 
     async def _verify(self, index: int, drafts: Sequence[Draft], parent: Span) -> Verification:
         with self._observer.phase("paceline.verify", parent) as span:
-            return await self._verifier.verify(index, self._committed, [draft.token for draft in drafts], span)
+            return await self._verifier.verify(index, self._committed, drafts, span)
 
-    async def _accept(self, index: int, rows: Sequence[Row], drafts: Sequence[Draft], parent: Span) -> Decision:
-        with self._observer.phase("paceline.accept", parent):
-            return await decide(self._plan, index, len(self._committed), rows, drafts)
+    async def _accept(
+        self, index: int, verification: Verification, drafts: Sequence[Draft], parent: Span
+    ) -> Decision:
+        with self._observer.phase("paceline.accept", parent) as span:
+            return await decide(
+                *(self._plan, index, len(self._committed), verification.rows, drafts),
+                fetch=lambda row, support: verification.fetch(row, support, span),
+            )
 
     def _extend(self, decision: Decision) -> tuple[tuple[int, ...], Finish | None]:
         """Commit the decided tokens one by one, each tested for a stop; nothing after the first stop exists."""

@@ -41,6 +41,9 @@ class Instruments:
         self.proposed = _meter.create_counter("paceline.tokens.proposed", "{token}", "Drafts sent to the target.")
         self.accepted = _meter.create_counter("paceline.tokens.accepted", "{token}", "Drafts kept.")
         self.emitted = _meter.create_counter("paceline.tokens.emitted", "{token}", "Tokens of answers.")
+        self.fetched = _meter.create_counter(
+            "paceline.rows.fetched", "{row}", "Rows of p that more was needed of than had come."
+        )
         self.per_position = _meter.create_counter(
             "paceline.tokens.accepted_per_position", "{token}", "Drafts kept, by position in the round."
         )
@@ -72,6 +75,7 @@ class Instruments:
         self.proposed.add(done.proposed)
         self.accepted.add(accepted)
         self.emitted.add(len(done.tokens))
+        self.fetched.add(len(done.fetched))
         for position in range(accepted):
             self.per_position.add(1, {"position": position})
         if done.ran_ahead:
@@ -133,7 +137,8 @@ class RequestObserver:
                 "paceline.tokens.emitted": len(done.tokens),
                 "paceline.bonus": decision.origin is Origin.BONUS,
                 "paceline.payload.q_bytes": done.draft.row_bytes,
-                "paceline.payload.p_bytes": done.target.row_bytes,
+                "paceline.payload.p_bytes": done.target.row_bytes + sum(done.fetched),
+                "paceline.rows.fetched": len(done.fetched),
                 "paceline.degraded": done.degraded,
             }
         )

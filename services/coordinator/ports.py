@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from opentelemetry.trace import Span
 
-from services.common.specdec.types import Draft, Row
+from services.common.specdec.partial import AnyRow, Ids
+from services.common.specdec.types import Draft
 from services.coordinator.types import Call, Round
 
 NO_CALL = Call()
+
+Fetch: TypeAlias = Callable[[int, Ids | None, Span], Awaitable[AnyRow]]
+"""Gets one of a round's rows again, by its index: over a support, or whole for None. The span is of the wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,19 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The target's rows for one round: rows[i] is p for the token after the first i drafts, len(drafts) + 1 of them."""
+    """The target's rows for one round: rows[i] is p for the token after the first i drafts, len(drafts) + 1 of them.
 
-    rows: tuple[Row, ...]
+    Attributes:
+        rows: Whole or in part.
+        call: How the target was asked.
+        fetch: Returns one of the rows again: over another support, or whole for None. Raises as `Verifier.verify`.
+        fetched: Bytes of each row that has been fetched.
+    """
+
+    rows: tuple[AnyRow, ...]
     call: Call
+    fetch: Fetch
+    fetched: list[int] = field(default_factory=list)
 
 
 class TargetUnavailableError(Exception):
@@ -86,9 +99,9 @@ class Verifier(Protocol):
     """Scores drafts with the target."""
 
     async def verify(
-        self, round_index: int, committed: Sequence[int], drafts: Sequence[int], span: Span
+        self, round_index: int, committed: Sequence[int], drafts: Sequence[Draft], span: Span
     ) -> Verification:
-        """Return p after `committed` and after each draft.
+        """Return p after `committed` and after each draft: of each row perhaps no more than testing a draft needs.
 
         A lost worker is replaced behind this call: the request says where it starts, so another worker can answer it.
 

@@ -22,6 +22,7 @@ from services.coordinator.answer import Answer, Finish, Piece
 from services.coordinator.clients import DraftSession, TargetSession, session_start
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.gamma import FixedGamma
+from services.coordinator.heads import RowHeads
 from services.coordinator.loop import Rounds
 from services.coordinator.observe import Instruments, RequestObserver, tracer
 from services.coordinator.overlap import FixedOverlap, overlap_policy
@@ -57,6 +58,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._workers = workers
         self._instruments = instruments
         self._overlap = overlap_policy(settings.overlap)
+        self._heads = RowHeads(settings.row_head) if settings.partial_rows else None
         self._admission = Admission(settings.max_requests, instruments)
 
     # A coroutine that writes, not a generator that yields: a generator suspended at a yield when the client cancels is
@@ -113,6 +115,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             retry_s=self._settings.target_retry_s,
             on_lost=lambda: self._lost("target"),
             is_current=lambda: self._workers.serves(target),
+            heads=self._heads,
         )
         drafter: DraftSession | None = None
         if self._workers.draft_stub is not None:

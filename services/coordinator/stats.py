@@ -47,7 +47,8 @@ def _row(done: Round) -> pb.RoundStats:
         draft=_timing(done.draft),
         target=_timing(done.target),
         q_bytes=done.draft.row_bytes,
-        p_bytes=done.target.row_bytes,
+        p_bytes=done.target.row_bytes + sum(done.fetched),
+        fetched_rows=len(done.fetched),
         ran_ahead=done.ran_ahead,
     )
 

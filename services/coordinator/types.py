@@ -85,9 +85,10 @@ class Round:
         target: The call of the target worker.
         start_s: Since the request began.
         total_s: Of the whole round.
-        accept_s: Checking rows, and the rule.
+        accept_s: Checking rows, and the rule; fetching rows too.
         draft_wait_s: Waiting for the drafts; less than the call took where it began in the round before.
         ran_ahead: Drafting went on while the round was verified.
+        fetched: Bytes of each row of p that more was needed of than had come.
     """
 
     index: int
@@ -104,3 +105,4 @@ class Round:
     accept_s: float
     draft_wait_s: float = 0.0
     ran_ahead: bool = False
+    fetched: tuple[int, ...] = ()

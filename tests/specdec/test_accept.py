@@ -38,7 +38,7 @@ class Stub:
 
 
 def token_edges(row: Row, support: Sequence[int]) -> list[tuple[int, float, float]]:
-    """Each token with mass, with a uniform just inside either end of its share: first the support, then by falling p."""
+    """Each token with mass, with a uniform just inside either end of its share: the support, then by falling p."""
     weights = normalised(row)
     order = sorted(range(VOCAB), key=lambda x: (0, x) if x in support else (1, -weights[x], x))
     edges = np.concatenate([[0.0], np.cumsum(weights[order])])

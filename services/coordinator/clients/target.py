@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +15,14 @@ from opentelemetry.trace import Span
 
 from paceline.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from services.common.rpc import telemetry
-from services.common.rpc.codec import decode_row
+from services.common.rpc.codec import decode_target_row
 from services.common.rpc.stream import Stream, StreamLostError
-from services.common.specdec.types import Row
+from services.common.specdec.partial import NO_IDS, AnyRow, Ids, PartialRow
+from services.common.specdec.types import Draft
 from services.coordinator.clients.move import Move
+from services.coordinator.clients.question import Question
 from services.coordinator.clients.session import Backoff, Line, call_of
+from services.coordinator.heads import RowHeads
 from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError, Verification
 
 log = logging.getLogger(__name__)
@@ -27,6 +31,8 @@ TargetLine: TypeAlias = Line[target_pb2.VerifyRequest, target_pb2.VerifyResponse
 
 # Statuses that another attempt, perhaps on another pod, cannot mend.
 _HOPELESS = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED})
+# A row of q over this: p at its ids is most of p.
+_WIDE_BYTES = 8 * 4_096
 
 
 class TargetSession:
@@ -45,6 +51,7 @@ class TargetSession:
         retry_s: float,
         on_lost: Callable[[], None],
         is_current: Callable[[], bool],
+        heads: RowHeads | None = None,
     ) -> None:
         """Make a session; the stream is opened by the first verify.
 
@@ -55,6 +62,7 @@ class TargetSession:
             retry_s: How long a lost target is looked for.
             on_lost: Told of every lost stream.
             is_current: Whether the target that the request was planned for is still the one that new requests get.
+            heads: How much of a row is asked for; None asks for whole rows.
         """
         self._stub = stub
         self._start = start
@@ -62,12 +70,13 @@ class TargetSession:
         self._retry_s = retry_s
         self._on_lost = on_lost
         self._is_current = is_current
+        self._heads = heads
         self._line: TargetLine | None = None
         self._move: Move[target_pb2.VerifyRequest, target_pb2.VerifyResponse] = Move()
         self._has_answered = False
 
     async def verify(
-        self, round_index: int, committed: Sequence[int], drafts: Sequence[int], span: Span
+        self, round_index: int, committed: Sequence[int], drafts: Sequence[Draft], span: Span
     ) -> Verification:
         """Return p after `committed` and after each draft, from this worker or, if it is lost, from another.
 
@@ -77,16 +86,48 @@ class TargetSession:
         """
         started_s = time.perf_counter()
         await self._leave_draining(round_index, committed)
+        question = Question(round_index, committed, [draft.token for draft in drafts], *self._form(drafts))
+        rows, timing = await self._answer(question, span)
+        elapsed_s = time.perf_counter() - started_s
+        if self._heads is not None and question.head and any(isinstance(row, PartialRow) for row in rows):
+            self._heads.count_round()
+        size = sum(row.nbytes for row in rows)
+        fetched: list[int] = []
+        return Verification(
+            rows,
+            call_of(timing, elapsed_s, size, self._start.identity.model_id),
+            partial(self._fetch, question, fetched),
+            fetched,
+        )
+
+    def _form(self, drafts: Sequence[Draft]) -> tuple[Sequence[Ids] | None, int]:
+        """Return the supports and the head to ask for: none where a q is so wide that rows may as well come whole."""
+        if self._heads is None or any(draft.q.nbytes > _WIDE_BYTES for draft in drafts):
+            return None, 0
+        if self._start.verification == worker_pb2.VERIFICATION_COUPLED:
+            # The worker chooses from all of the row, by the same noise.
+            return [NO_IDS] * (len(drafts) + 1), 0
+        return [*(draft.q.support for draft in drafts), NO_IDS], self._heads.size
+
+    async def _fetch(
+        self, question: Question, fetched: list[int], index: int, support: Ids | None, span: Span
+    ) -> AnyRow:
+        """Return one of the rows of a question again: over another support, or whole."""
+        if support is None and self._heads is not None:
+            self._heads.count_fetch()
+        (row,), _ = await self._answer(question.again(index, support), span)
+        fetched.append(row.nbytes)
+        return row
+
+    async def _answer(self, question: Question, span: Span) -> tuple[tuple[AnyRow, ...], worker_pb2.WorkerTiming]:
+        """Return what a worker answers, this one or, if it is lost, another."""
         backoff = Backoff()
         give_up_s: float | None = None
         attempts = 0
         while True:
             attempts += 1
             try:
-                rows, timing = await self._attempt(round_index, committed, drafts, span)
-                elapsed_s = time.perf_counter() - started_s
-                size = sum(row.nbytes for row in rows)
-                return Verification(rows, call_of(timing, elapsed_s, size, self._start.identity.model_id))
+                return await self._attempt(question, span)
             except StreamLostError as lost:
                 await self._drop(lost)
                 span.set_attribute("paceline.retries", attempts)
@@ -116,19 +157,18 @@ class TargetSession:
             kind = TargetFullError if full else TargetUnavailableError
             raise kind(f"no target worker after {attempts} attempts in {self._retry_s:g} s: {lost}") from lost
 
-    async def _attempt(
-        self, round_index: int, committed: Sequence[int], drafts: Sequence[int], span: Span
-    ) -> tuple[tuple[Row, ...], worker_pb2.WorkerTiming]:
+    async def _attempt(self, question: Question, span: Span) -> tuple[tuple[AnyRow, ...], worker_pb2.WorkerTiming]:
         if self._line is None:
             self._line = self._new_line()
-        request = target_pb2.VerifyRequest(round=round_index, rows=len(drafts) + 1)
+        request = question.message()
         telemetry.inject(span, request)
-        reply = await self._ask(self._line, request, committed, drafts)
-        rows = tuple(decode_row(row) for row in reply.rows)
-        if len(rows) != len(drafts) + 1:
-            raise StreamLostError(grpc.StatusCode.INTERNAL, f"{len(rows)} rows came, {len(drafts) + 1} were asked for")
+        reply = await self._ask(self._line, request, question.committed, question.drafts)
+        if (came := len(reply.rows)) != question.returned:
+            told = f"{came} rows came, {question.returned} were asked for"
+            raise StreamLostError(grpc.StatusCode.INTERNAL, told)
         self._has_answered = True
-        return rows, reply.timing
+        supports = question.supports or itertools.repeat(None)
+        return tuple(map(decode_target_row, reply.rows, supports)), reply.timing
 
     def _new_line(self) -> TargetLine:
         return Line(Stream(self._stub.Verify()), self._start)
