@@ -11,7 +11,7 @@ from scipy import stats
 
 from services.common.specdec.acceptance import BadTargetRowError, RowNeededError
 from services.common.specdec.coupled import Winner, accept_coupled, better, noise, winner, winner_among
-from services.common.specdec.partial import AnyRow, Ids, narrowed
+from services.common.specdec.partial import NO_IDS, AnyRow, Ids, PartialRow, narrowed
 from services.common.specdec.types import Decision, Draft, Origin, Row
 from tests.specdec.rows import PAIRS, VOCAB, as_sparse, dense, forms, sparse
 
@@ -205,6 +205,21 @@ class TestRule:
         with pytest.raises(RowNeededError) as needed:
             accept_coupled([narrowed(row, np.array([1], np.uint32), 1)], [], VOCAB, 5, 3)
         assert (needed.value.offset, needed.value.support) == (0, None)
+
+    @pytest.mark.parametrize(
+        ("tail_mass", "score", "says"),
+        [
+            (0.5, float("nan"), "a tail of mass 0.5 with a winner of score nan"),
+            (0.5, float("inf"), "a tail of mass 0.5 with a winner of score inf"),
+            (0.5, -1.0, "a tail of mass 0.5 with a winner of score -1.0"),
+            (0.0, 2.0, "a tail of mass 0.0 with a winner of score 2.0"),
+        ],
+    )
+    def test_a_winner_that_none_can_be_is_refused(self, tail_mass: float, score: float, says: str) -> None:
+        known = np.array([1.0 - tail_mass])
+        row = PartialRow(np.array([1], np.uint32), known, NO_IDS, known[:0], tail_mass, (2, score))
+        with pytest.raises(BadTargetRowError, match=says):
+            accept_coupled([row], [], VOCAB, 5, 3)
 
 
 def part(row: Row, support: Ids, head: int, position: int) -> AnyRow:

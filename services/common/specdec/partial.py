@@ -90,6 +90,8 @@ class PartialRow:
             raise BadRowError(f"has a non-finite entry, number {bad[0]} of those sent")
         if not np.isfinite(self.tail_mass):
             raise BadRowError(f"has a tail of mass {self.tail_mass}")
+        if self.tail_winner is not None and not (self.tail_mass > 0 and 0 < self.tail_winner[1] < np.inf):
+            raise BadRowError(f"has a tail of mass {self.tail_mass} with a winner of score {self.tail_winner[1]}")
         if self.tail_mass < 0 or (known < 0).any():
             raise BadRowError("has a negative entry")
         falls = self.head_weights[1:] < self.head_weights[:-1]
