@@ -48,6 +48,7 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
     await asyncio.to_thread(importlib.import_module, "services.draft_worker.model_proposer")
     from services.common.engine.worker import start_engine
     from services.draft_worker.model_proposer import ModelProposer
+    from services.draft_worker.truncation import Truncation
 
     loaded, engine = await start_engine(settings, stop_this_process)
     engines.push_async_callback(engine.close)
@@ -61,4 +62,4 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
         context_length=engine.context_length,
         eos_token_ids=loaded.eos_token_ids,
     )
-    return ModelProposer(engine), info
+    return ModelProposer(engine, Truncation(settings.draft_top_k, settings.draft_top_p)), info

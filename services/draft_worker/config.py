@@ -22,6 +22,13 @@ class DraftSettings(ModelSettings):
     ngram_max_tokens: int = Field(4, ge=1, le=16, description="Longest run of last tokens that is looked up.")
     ngram_min_tokens: int = Field(2, ge=1, le=16, description="Shortest run whose match is believed.")
 
+    draft_top_k: int = Field(
+        128, ge=0, description="Draft from this many of the likeliest tokens, after the request's own filters; 0: all."
+    )
+    draft_top_p: float = Field(
+        1.0, gt=0, le=1, description="Of those, draft from the likeliest that hold this share of their mass; 1: all."
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> DraftSettings:
         if self.drafter == "model" and not self.model:

@@ -16,6 +16,7 @@ from services.common.specdec.coupled import winner
 from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
 from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
+from services.draft_worker.truncation import NO_TRUNCATION, Truncation
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +24,9 @@ _log = logging.getLogger(__name__)
 class ModelProposer:
     """Opens sessions on a draft model."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, truncation: Truncation = NO_TRUNCATION) -> None:
         self._engine = engine
+        self._truncation = truncation
 
     async def open(
         self,
@@ -40,7 +42,7 @@ class ModelProposer:
             CapacityError: No room, and none in time.
         """
         capacity = max(1, min(prompt_length + max_new_tokens, self._engine.context_length))
-        return ModelProposeSession(await self._engine.open(capacity), params, seed, rule)
+        return ModelProposeSession(await self._engine.open(capacity), params, seed, rule, self._truncation)
 
 
 class ModelProposeSession:
@@ -50,10 +52,18 @@ class ModelProposeSession:
         timing: What the last proposal took, so far.
     """
 
-    def __init__(self, model: ModelSession, params: SamplingParams, seed: int, rule: VerificationMode) -> None:
+    def __init__(
+        self,
+        model: ModelSession,
+        params: SamplingParams,
+        seed: int,
+        rule: VerificationMode,
+        truncation: Truncation,
+    ) -> None:
         self.timing = PassTiming()
         self._model = model
-        self._params = params
+        self._params = truncation.ahead(params)
+        self._truncation = truncation
         self._seed = seed
         self._rule = rule
 
@@ -80,6 +90,7 @@ class ModelProposeSession:
                 _log.warning("the draft's logits are not finite after %d tokens", length + offset)
                 self._model.distrust()
                 return None, None
+            q = self._truncation.cut(q)
             token = self._choose(q, round_index, offset, length + offset)
             offset += 1
             return Draft(token, q), token

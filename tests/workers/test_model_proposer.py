@@ -18,6 +18,7 @@ from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
 from services.common.specdec.types import Draft, SamplingParams
 from services.draft_worker.model_proposer import ModelProposer, ModelProposeSession
+from services.draft_worker.truncation import Truncation
 from tests.support.engines import Library, StartEngine, held, load, recorded_passes
 from tests.support.models import VOCAB, make_tiny_llama
 
@@ -70,6 +71,23 @@ async def test_the_reported_q_is_what_the_token_was_sampled_from(
     for offset, draft in enumerate(drafts):
         assert draft.token == sample(draft.q, uniform(9, 5, offset, Purpose.DRAFT))
         np.testing.assert_allclose(draft.q.dense(VOCAB), law(library, text, params), atol=1e-5)
+        text.append(draft.token)
+
+
+@pytest.mark.parametrize("params", [PLAIN, FILTERED, SamplingParams(0.0)])
+async def test_a_truncated_q_is_what_the_token_was_sampled_from(
+    library: Library, engine: Engine, params: SamplingParams
+) -> None:
+    session = await ModelProposer(engine, Truncation(top_k=4)).open(params, 9, 20, 40)
+    text = list(PROMPT)
+    for offset, draft in enumerate(await propose(session, 5, 0, PROMPT, gamma=6)):
+        assert draft.token == sample(draft.q, uniform(9, 5, offset, Purpose.DRAFT))
+        assert draft.q.ids is not None
+        q = law(library, text, params)
+        head = np.sort(np.argsort(-q, kind="stable")[:4])
+        head = head[q[head] > 0]
+        np.testing.assert_array_equal(draft.q.ids, head)
+        np.testing.assert_allclose(draft.q.weights, q[head] / q[head].sum(), atol=1e-5)
         text.append(draft.token)
 
 
