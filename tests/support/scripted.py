@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 
 from paceline.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
-from services.common.rpc.codec import decode_sampling, encode_row
+from services.common.rpc.codec import decode_sampling, decode_support, encode_row
 from services.common.rpc.server import Server
 from services.common.rpc.settings import ServerSettings
+from services.common.specdec.coupled import winner
 from services.common.specdec.errors import UnknownPrefixError
+from services.common.specdec.partial import AnyRow, narrowed
 from services.common.specdec.sequence import CachedSequence
-from services.common.specdec.types import SamplingParams
+from services.common.specdec.types import BadRowError, Row, SamplingParams, check_row
 from tests.support.laws import Law
 from tests.support.scripts import NEVER, DraftScript, TargetScript, Turn
 from tests.support.tokenizers import fingerprint, tokenizer_response
@@ -297,9 +301,21 @@ class ScriptedTarget(ScriptedWorker, target_pb2_grpc.TargetServiceServicer):
         turn = self._turn(session, request.round)
         reply = target_pb2.VerifyResponse(round=request.round)
         end = len(sequence.tokens) - request.rows + 1
-        for offset in range(request.rows):
+        offsets = [request.fetch] if request.HasField("fetch") else range(request.rows)
+        supports = list(request.supports) if self.script.in_part else []
+        for offset, support in itertools.zip_longest(offsets, supports):
             turn.tokens = sequence.tokens[max(0, end + offset - 2) : end + offset]
-            reply.rows.append(encode_row(self.script.p_row(turn, offset)))
+            row = self.script.p_row(turn, offset)
+            part = row if support is None else self._part(turn, row, support, request.head, end + offset)
+            reply.rows.append(encode_row(part))
         reply.timing.service_ms = (time.perf_counter() - began_s) * 1e3
         reply.timing.forward_tokens = fed
         await self._send(request, reply, context)
+
+    def _part(self, turn: Turn, row: Row, support: bytes, head: int, position: int) -> AnyRow:
+        try:
+            check_row(row, self.law.vocab_size)
+        except BadRowError:
+            return row
+        choice = partial(winner, seed=turn.seed, position=position) if turn.coupled else None
+        return narrowed(row, decode_support("supports", support, self.law.vocab_size), head, choice)

@@ -164,6 +164,7 @@ class TargetScript:
         die_on: Requests at which the stream breaks.
         die_as: The status that it breaks with.
         stall_on: Requests that are never answered.
+        in_part: Send good rows in part where the request allows it, even where that is not smaller.
     """
 
     bad_p: BadRow | None = None
@@ -172,6 +173,7 @@ class TargetScript:
     die_on: Collection[int] = ()
     die_as: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     stall_on: Collection[int] = ()
+    in_part: bool = False
 
     def p(self, turn: Turn) -> Row:
         """Return the row after the turn's tokens."""
