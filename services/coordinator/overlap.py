@@ -26,7 +26,7 @@ _CARRIED: Final = 8
 # A cycle with a stall in it counts as no more than so many means.
 _CLIP: Final = 4.0
 # Running ahead is extra work: it has to be worth it.
-_LEAST_GAIN: Final = 0.01
+_LEAST_GAIN: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
