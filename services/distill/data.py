@@ -27,15 +27,16 @@ class Batch:
     features: torch.Tensor
     log_totals: torch.Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """Return it on another device."""
+        return Batch(*(tensor.to(device) for tensor in (self.tokens, self.lengths, self.features, self.log_totals)))
+
 
 class TeacherData:
-    """The files of a folder: tokens.npy, lengths.npy, states.bin, logz.bin, done.txt.
-
-    Attributes:
-        ready: Texts whose states have been computed, from the first on.
-    """
+    """The files of a folder: tokens.npy, lengths.npy, states.bin, logz.bin, done.txt."""
 
     def __init__(self, folder: Path, feature_width: int) -> None:
+        """Open the files, whose states have `feature_width` numbers a position."""
         self._folder = folder
         self._tokens: npt.NDArray[np.int32] = np.load(folder / "tokens.npy")
         self._lengths: npt.NDArray[np.int64] = np.load(folder / "lengths.npy")
@@ -45,6 +46,7 @@ class TeacherData:
 
     @property
     def ready(self) -> int:
+        """Texts whose states have been computed, from the first on."""
         return min(len(self._tokens), int((self._folder / "done.txt").read_text()))
 
     def batch(self, rows: npt.NDArray[np.int64]) -> Batch:
@@ -65,11 +67,16 @@ class TeacherData:
             size: Texts in a batch.
             seed: Of the orders.
             start: Batches to skip.
+
+        Raises:
+            ValueError: There are not the texts for a single batch.
         """
         epoch, skipped = 0, start
         while True:
             order = np.random.default_rng([seed, epoch]).permutation(np.arange(first, self.ready))
             batches = len(order) // size
+            if not batches:
+                raise ValueError(f"{len(order)} texts are less than a batch of {size}")
             for at in range(min(skipped, batches), batches):
                 yield order[at * size : (at + 1) * size]
             skipped = max(0, skipped - batches)

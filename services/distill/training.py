@@ -30,7 +30,10 @@ class TrainingOptions:
         variation: Weight of the total variation beside KL(p || q).
         later: Share of the positions whose loss is taken in steps after the first.
         average: Of the weights that are measured and saved: each update moves them by 1 - average.
-        seed: Of the order of the texts.
+        warm_up: Updates until the learning rate is there.
+        seed: Of the order of the texts, and of the positions that later steps learn from.
+        skip_tokens: The same at the beginning of all texts, so that there is nothing to learn.
+        bfloat16: Compute in it, the weights stay float32; for devices that are good at it.
     """
 
     steps: int = 3
@@ -43,6 +46,7 @@ class TrainingOptions:
     warm_up: int = 50
     seed: int = 0
     skip_tokens: int = 24
+    bfloat16: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Trainer:
         self.tokens = 0
         self.seconds = 0.0
         self._data = data
+        self._device = model.head.device
         trained = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim == 2]
         others = [p for p in trained if p.ndim != 2]
@@ -93,7 +98,7 @@ class Trainer:
             if until():
                 return
             started_s = time.perf_counter()
-            batch = self._data.batch(rows)
+            batch = self._data.batch(rows).to(self._device)
             warm = min(1.0, (self.updates + 1) / options.warm_up)
             for optimiser, rate in zip(self._optimisers, (1.0, 0.1), strict=True):
                 for group in optimiser.param_groups:
@@ -107,20 +112,24 @@ class Trainer:
     def _learn(self, batch: Batch) -> float:
         options = self.options
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.updates)
-        total = torch.zeros(())
-        with torch.autocast("cpu", torch.bfloat16):
+        total = torch.zeros((), device=self._device)
+        with self._precision():
             p, at = self._targets(batch)
             for skip, states in unroll(self.model, batch.tokens, self._features(batch), options.steps):
                 step_at, step_p = at[at[:, 1] >= skip], p[at[:, 1] >= skip]
                 if skip > 1:
-                    some = torch.rand(len(step_at), generator=generator) < options.later
+                    some = (torch.rand(len(step_at), generator=generator) < options.later).to(self._device)
                     step_at, step_p = step_at[some], step_p[some]
+                if not len(step_at):
+                    continue
                 logits = states[step_at[:, 0], step_at[:, 1]] @ self.model.head.T
-                loss: Any = DraftLoss.apply(logits, step_p, options.variation)
+                loss: Any = DraftLoss.apply(  # type: ignore[no-untyped-call]
+                    logits, step_p, options.variation
+                )
                 total = total + loss
         for optimiser in self._optimisers:
             optimiser.zero_grad(set_to_none=True)
-        total.backward()
+        total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self._optimisers:
             optimiser.step()
@@ -131,18 +140,27 @@ class Trainer:
         return float(total.detach()) / options.steps
 
     def _features(self, batch: Batch) -> torch.Tensor | None:
-        return None if self.model.fuse is None else batch.features[..., -self.model.fuse.in_features :]
+        if self.model.fuse is None:
+            return None
+        return batch.features[..., -self.model.fuse.in_features :].to(self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.options.bfloat16 else torch.float32
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self.options.bfloat16)
 
     def _targets(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return p at the positions to learn from, and which those are: int64[n, 2], text and position."""
         width = batch.tokens.shape[1]
-        positions = torch.arange(width)
+        positions = torch.arange(width, device=self._device)
         # The header of the user turn is the same in all texts.
         wanted = (positions >= self.options.skip_tokens - 1) & (positions < batch.lengths.unsqueeze(1))
         at = wanted.nonzero()
-        hidden = batch.features[..., -self.model.head.shape[1] :][at[:, 0], at[:, 1]]
+        hidden = batch.features[..., -self.model.head.shape[1] :][at[:, 0], at[:, 1]].to(self._dtype)
         with torch.no_grad():
-            p = teacher(hidden, self.model.head.to(torch.bfloat16), batch.log_totals[at[:, 0], at[:, 1]])
+            p = teacher(hidden, self.model.head.to(self._dtype), batch.log_totals[at[:, 0], at[:, 1]])
         return p, at
 
     @torch.no_grad()
@@ -151,8 +169,8 @@ class Trainer:
         alphas, agreements, counts = np.zeros(steps), np.zeros(steps), np.zeros(steps)
         total = min(texts or self.options.held_out, self.options.held_out)
         for first in range(0, total, 8):
-            batch = self._data.batch(np.arange(first, min(first + 8, total)))
-            with torch.autocast("cpu", torch.bfloat16):
+            batch = self._data.batch(np.arange(first, min(first + 8, total))).to(self._device)
+            with self._precision():
                 p, at = self._targets(batch)
                 for step, (skip, states) in enumerate(unroll(self.average, batch.tokens, self._features(batch), steps)):
                     far = at[:, 1] >= skip
@@ -179,7 +197,7 @@ class Trainer:
 
     def restore(self, path: Path) -> None:
         """Go on from what `save` wrote."""
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self._device)
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])
         for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
