@@ -50,8 +50,8 @@ format: setup ## rewrite the code in its standard form
 	$(BIN)/ruff format .
 	$(BIN)/buf format --write
 
-bench: setup ## measure against the target alone and transformers (minutes; writes bench/results)
-	$(BIN)/python -m bench
+bench: setup ## the full comparison with what people use (ARGS="--quick" for a look; writes bench/results)
+	$(BIN)/python -m bench compare $(ARGS)
 
 # Stubs come from the oldest supported grpcio-tools: generated code refuses a runtime older than itself.
 .venv-proto/.installed: protos/requirements.txt

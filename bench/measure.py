@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
 import psutil
 
-from bench.costs import RoundCost, round_costs
+from bench.record import Place, Record, record
+from bench.store import Store
 from bench.systems import Job, Outcome, System
 
-MODES: Mapping[str, float] = {"greedy": 0.0, "temperature 1": 1.0}
-_WARM_UP_TOKENS = 8
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How tokens are chosen; a temperature of 0 is greedy."""
+
+    temperature: float
+    top_p: float = 1.0
+
+
+MODES: Mapping[str, Mode] = {
+    "greedy": Mode(0.0),
+    "temperature 0.7, top_p 0.9": Mode(0.7, 0.9),
+    "temperature 1": Mode(1.0),
+}
+_WARM_UP_TOKENS = 16
+_DRAFT_WAIT_S = 60.0
 
 
 class UnfairRunError(click.ClickException):
@@ -29,117 +47,108 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One answer of one system.
+class Block:
+    """What every system does once, one after the other: some answers, written at the same time."""
 
-    Attributes:
-        mode: Key of MODES.
-        system: Its name.
-        repeat: From 0.
-        question: What was asked.
-        wall_ms: By the client's clock.
-        first_token_ms: The same; None where it is not told.
-        tokens: Ids of the answer.
-        drafts_tested: How many drafts the rule looked at.
-        drafts_accepted: How many it kept.
-        costs: Of each round.
-        idle_cpu_ms: CPU time that the other processes used meanwhile; None for the service, whose processes they are.
-    """
-
-    mode: str
-    system: str
-    repeat: int
-    question: Question
-    wall_ms: float
-    first_token_ms: float | None
-    tokens: tuple[int, ...]
-    drafts_tested: int
-    drafts_accepted: int
-    costs: tuple[RoundCost, ...]
-    idle_cpu_ms: float | None
+    place: Place
+    jobs: tuple[Job, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What is to be run next."""
-
-    mode: str
-    system: System
-    repeat: int
-    question: Question
-
-
-def plan(systems: Sequence[System], questions: Sequence[Question], repeats: int) -> Iterator[Step]:
-    """Yield every run in order: for each repeat, prompt and mode all systems, the first of them in turn."""
-    turn = 0
+def blocks(questions: Sequence[Question], modes: Sequence[str], repeats: int, tokens: int) -> Iterator[Block]:
+    """Yield one block for each repeat, prompt and mode: one answer at a time."""
     for repeat in range(repeats):
         for question in questions:
-            for mode in MODES:
-                for i in range(len(systems)):
-                    yield Step(mode, systems[(turn + i) % len(systems)], repeat, question)
-                turn += 1
+            for mode in modes:
+                place = Place(mode, repeat, str(question.question_id), question.category)
+                yield Block(place, (job(question, mode, tokens, repeat),))
 
 
-async def warm_up(systems: Sequence[System], question: Question) -> None:
-    """Run every system once in every mode."""
+def job(question: Question, mode: str, tokens: int, repeat: int) -> Job:
+    """Return an answer to write; repeats have other seeds."""
+    how = MODES[mode]
+    return Job(question.ids, how.temperature, tokens, seed=1000 * repeat + question.question_id, top_p=how.top_p)
+
+
+def order(systems: Sequence[System], place: Place) -> list[System]:
+    """Return the systems in the order of one block: shuffled, the same for the same block."""
+    shuffled = list(systems)
+    random.Random(repr(place)).shuffle(shuffled)
+    return shuffled
+
+
+async def warm_up(systems: Sequence[System], question: Question, modes: Sequence[str]) -> dict[str, float]:
+    """Run every system in every mode; return the seconds that a token then takes, by system.
+
+    Where a system has drafts, its draft worker may have yet to be found: waits until a round is no longer without it.
+
+    Raises:
+        click.ClickException: It is not found.
+    """
+    seconds = {}
     for system in systems:
-        for temperature in MODES.values():
-            await system.write(Job(question.ids, temperature, _WARM_UP_TOKENS, seed=0))
+        given_up_s = time.monotonic() + _DRAFT_WAIT_S
+        while any(each.degraded for each in (await system.write(job(question, modes[0], _WARM_UP_TOKENS, 0))).rounds):
+            if time.monotonic() > given_up_s:
+                raise click.ClickException(f"{system.name}: its draft worker is not used; see the coordinator's log")
+        walls = [(await system.write(job(question, mode, _WARM_UP_TOKENS, 0))).wall_s for mode in modes]
+        seconds[system.name] = sum(walls) / len(walls) / _WARM_UP_TOKENS
+    return seconds
+
+
+def left_of(store: Store, planned: Sequence[Block], systems: Sequence[System]) -> list[Block]:
+    """Return the blocks that are still to be run: one that was broken off is run again whole."""
+    names = {system.name for system in systems}
+    return [block for block in planned if not store.has(block.place, names)]
 
 
 async def measure(
+    store: Store,
     systems: Sequence[System],
-    questions: Sequence[Question],
+    left: Sequence[Block],
     *,
-    repeats: int,
-    tokens: int,
     weights_hash: str,
-    on_step: Callable[[Step], None],
-) -> list[Run]:
-    """Run everything, one thing at a time.
+    on_step: Callable[[Place, str], None],
+) -> None:
+    """Run what is left, one thing at a time, and keep each measurement at once.
 
     Args:
+        store: Keeps them.
         systems: What to compare.
-        questions: What to ask.
-        repeats: How often.
-        tokens: Of every answer.
+        left: What they are to do.
         weights_hash: Of the model that all systems have to use.
-        on_step: Told of every run before it starts.
+        on_step: Told of every measurement before it starts.
 
     Raises:
         UnfairRunError: A system wrote another number of tokens, or uses other weights.
     """
-    runs = []
-    for step in plan(systems, questions, repeats):
-        on_step(step)
-        job = Job(step.question.ids, MODES[step.mode], tokens, seed=1000 * step.repeat + step.question.question_id)
-        before_s = _children_cpu_s()
-        outcome = await step.system.write(job)
-        others_ms = (_children_cpu_s() - before_s) * 1e3
-        if len(outcome.tokens) != tokens:
-            raise UnfairRunError(f"{step.system.name} wrote {len(outcome.tokens)} tokens, not {tokens}")
-        if outcome.weights_hash != weights_hash:
-            raise UnfairRunError(
-                f"{step.system.name} uses weights {outcome.weights_hash[:12]}, not {weights_hash[:12]}"
-            )
-        runs.append(_run(step, outcome, others_ms))
-    return runs
+    for block in left:
+        for system in order(systems, block.place):
+            on_step(block.place, system.name)
+            store.add(await _measure(system, block, weights_hash))
 
 
-def _run(step: Step, outcome: Outcome, others_ms: float) -> Run:
-    return Run(
-        mode=step.mode,
-        system=step.system.name,
-        repeat=step.repeat,
-        question=step.question,
-        wall_ms=outcome.wall_s * 1e3,
-        first_token_ms=None if outcome.first_token_s is None else outcome.first_token_s * 1e3,
-        tokens=outcome.tokens,
-        drafts_tested=sum(each.tested for each in outcome.rounds),
-        drafts_accepted=sum(each.accepted for each in outcome.rounds),
-        costs=tuple(round_costs(outcome.rounds)),
-        idle_cpu_ms=None if outcome.rounds else others_ms,
-    )
+async def _measure(system: System, block: Block, weights_hash: str) -> Record:
+    own_s, others_s = _own_cpu_s(), _children_cpu_s()
+    started_s = time.perf_counter()
+    outcomes = await asyncio.gather(*(system.write(each) for each in block.jobs))
+    wall_s = time.perf_counter() - started_s
+    for each, outcome in zip(block.jobs, outcomes, strict=True):
+        _refuse_unfair(system.name, each, outcome, weights_hash)
+    # Of the processes that had nothing to do: this one has to read what the service streams.
+    idle_s = _own_cpu_s() - own_s if outcomes[0].rounds else _children_cpu_s() - others_s
+    return record(block.place, system.name, [len(each.prompt) for each in block.jobs], outcomes, wall_s, idle_s)
+
+
+def _refuse_unfair(name: str, asked: Job, outcome: Outcome, weights_hash: str) -> None:
+    if len(outcome.tokens) != asked.tokens:
+        raise UnfairRunError(f"{name} wrote {len(outcome.tokens)} tokens, not {asked.tokens}")
+    if outcome.weights_hash != weights_hash:
+        raise UnfairRunError(f"{name} uses weights {outcome.weights_hash[:12]}, not {weights_hash[:12]}")
+
+
+def _own_cpu_s() -> float:
+    times = psutil.Process().cpu_times()
+    return float(times.user + times.system)
 
 
 def _children_cpu_s() -> float:

@@ -1,22 +1,16 @@
-"""The tables: for a terminal, for docs/benchmarks.md, and the results file."""
+"""Tables, for a terminal and for docs/benchmarks.md, and what is said of them."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import rich.table
+from rich.console import Console
 
-from bench.measure import Run
-from bench.summary import TARGET_ALONE, TRANSFORMERS, Ratio, Summary
-
-_PARTS = ("draft", "wire", "worker", "accept", "rest", "between")
-OWN_COST_LIMIT_MS = 3.0
-"""Target for the service's own cost of a round."""
+from bench.statistics import Interval
+from bench.summary import FLOOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +38,12 @@ class Table:
         return shown
 
 
-def tables(summary: Summary) -> list[Table]:
-    """Return the three tables of a benchmark."""
-    return [_speeds(summary), _ratios(summary), _costs(summary)]
+def show(about: Mapping[str, Any], name: str, tables: Sequence[Table], *, markdown: bool) -> None:
+    """Print the setting and the tables."""
+    console = Console(highlight=False)
+    console.print(setting(about, name) + "\n", markup=False, soft_wrap=markdown)
+    for table in tables:
+        console.print(table.markdown() + "\n" if markdown else table.rich(), markup=False, soft_wrap=markdown)
 
 
 def setting(about: Mapping[str, Any], name: str) -> str:
@@ -56,102 +53,29 @@ def setting(about: Mapping[str, Any], name: str) -> str:
         f"{settings['model']} in {settings['dtype']} on {machine['cpu']}, {machine['cores']} cores "
         f"({', '.join(machine['cpu_flags'])}), {machine['memory_gib']} GiB, load {machine['load_before'][0]} before; "
         f"torch {versions['torch']} with {machine['torch_threads']} threads, transformers {versions['transformers']}, "
-        f"grpcio {versions['grpcio']}, Python {versions['python']}; {settings['prompts']} prompts, "
-        f"{settings['tokens']} tokens each, times {settings['repeats']}, in {settings['took_s'] / 60:.0f} minutes; "
+        f"grpcio {versions['grpcio']}, Python {versions['python']}; draft: {settings['draft'] or 'n-gram lookup'}; "
+        f"{settings['tokens']} tokens an answer, {settings['repeats']} repeats; "
         f"commit {about['commit'] or 'unknown'}, {about['started'][:10]}, {name}."
     )
 
 
-def write_results(path: Path, about: dict[str, Any], summary: Summary, runs: Sequence[Run]) -> None:
-    """Write the results file: what was measured where, the figures, and a line for each run."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({**about, "summary": _rounded(dataclasses.asdict(summary), 4)}, indent=1)
-    lines = ",\n".join("  " + json.dumps(_row(run), separators=(",", ":")) for run in runs)
-    path.write_text(f'{head[:-2]},\n "runs": [\n{lines}\n ]\n}}\n', encoding="utf-8")
-
-
-def _speeds(summary: Summary) -> Table:
-    headers = ("mode", "system", "tokens/s", "first token ms", "tokens a round", "alpha", "equal answers")
-    rows = (
-        (
-            each.mode,
-            each.system,
-            f"{each.tokens_per_s:.1f}",
-            _figure(each.first_token_ms, ".0f"),
-            _figure(each.tokens_per_round, ".2f"),
-            _figure(each.alpha, ".2f"),
-            _figure(each.equal_answers, ".0%"),
-        )
-        for each in summary.speeds
-    )
-    return Table("Speed, medians over answers", headers, tuple(rows))
-
-
-def _ratios(summary: Summary) -> Table:
-    rows = (
-        (each.mode, each.system, each.than, f"{each.times.value:.2f}", _interval(each), _verdict(each))
-        for each in summary.ratios
-    )
-    headers = ("mode", "system", "against", "times as fast", "95% interval", "target")
-    return Table("Ratio of times, geometric mean over pairs", headers, tuple(rows), labels=3)
-
-
-def _costs(summary: Summary) -> Table:
-    shown = ("total", "forward", "own", *_PARTS)
-    headers = ("mode", "system", "which", "rounds", "round", "forward", "own", *_PARTS, "own p90", "target")
-    rows = (
-        (
-            each.mode,
-            each.system,
-            each.kind,
-            f"{each.rounds}",
-            *(f"{getattr(each.median, name):.2f}" for name in shown),
-            f"{each.own_p90:.2f}",
-            _met(each.median.own <= OWN_COST_LIMIT_MS, f"≤ {OWN_COST_LIMIT_MS:g}"),
-        )
-        for each in summary.costs
-    )
-    return Table("Own cost of a round in ms, medians over rounds", headers, tuple(rows), labels=3)
-
-
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.times.low:.2f} to {ratio.times.high:.2f}"
-
-
-def _verdict(ratio: Ratio) -> str:
-    if (ratio.system, ratio.than) != (TARGET_ALONE, TRANSFORMERS):
-        return ""
-    return _met(ratio.times.value >= 1, "≥ 1")
-
-
-def _met(is_met: bool, target: str) -> str:
+def met(is_met: bool, target: str) -> str:
+    """Return a target, and whether it is met."""
     return f"{target}: {'met' if is_met else 'missed'}"
 
 
-def _figure(value: float | None, form: str) -> str:
+def not_slower(times: Interval) -> str:
+    """Say whether a ratio is at least FLOOR; it is missed where the whole interval lies below."""
+    if times.value >= FLOOR:
+        return f"≥ {FLOOR}: met"
+    return f"≥ {FLOOR}: {'within noise' if times.high >= FLOOR else 'missed'}"
+
+
+def figure(value: float | None, form: str) -> str:
+    """Return a number in a form, nothing for None."""
     return "" if value is None else format(value, form)
 
 
-def _row(run: Run) -> dict[str, Any]:
-    row = dataclasses.asdict(run) | {
-        "question": run.question.question_id,
-        "category": run.question.category,
-        "prompt_tokens": len(run.question.ids),
-        "tokens": len(run.tokens),
-        "rounds": len(run.costs),
-    }
-    del row["costs"]
-    if run.costs:
-        row["drafts"] = [cost.drafts for cost in run.costs]
-        row["own_ms"] = [cost.own for cost in run.costs]
-        row["forward_ms"] = [cost.forward for cost in run.costs]
-        row["sums_ms"] = {name: sum(getattr(cost, name) for cost in run.costs) for name in _PARTS}
-    return _rounded(row, 2)  # type: ignore[no-any-return]
-
-
-def _rounded(value: Any, digits: int) -> Any:
-    if isinstance(value, float):
-        return round(value, digits)
-    if isinstance(value, dict):
-        return {key: _rounded(each, digits) for key, each in value.items()}
-    return [_rounded(each, digits) for each in value] if isinstance(value, (list, tuple)) else value
+def interval(times: Interval) -> str:
+    """Return the bounds."""
+    return f"{times.low:.2f} to {times.high:.2f}"

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import grpc
 import numpy as np
@@ -46,15 +46,16 @@ class ScriptedSettings(ServerSettings):
 class Script:
     """The replies of both workers, as bytes: a message in parts is the parts, one after the other."""
 
-    def __init__(self, vocab_size: int, support: int) -> None:
+    def __init__(self, vocab_size: int, support: int, alpha: float = _ALPHA) -> None:
         """Make every part of every reply.
 
         Args:
             vocab_size: Entries of a row.
             support: Tokens of a sparse row; 0 makes dense ones.
+            alpha: Share of the drafts that are kept.
         """
         self._rng = np.random.default_rng(1)
-        p, q = _rows(self._rng, vocab_size, support)
+        p, q = _rows(self._rng, vocab_size, support, alpha)
         timing = worker_pb2.WorkerTiming(service_ms=0.01, worker_id="scripted")
         # Evenly over q, so that few of them have its law.
         tokens = [sample(q, (i + 0.5) / _DRAFTS) for i in range(_DRAFTS)]
@@ -70,13 +71,18 @@ class Script:
         head = draft_pb2.ProposeResponse(round=round_index).SerializeToString()
         return b"".join((head, *drafts, self._drafted))
 
+    def draft(self, round_index: int) -> bytes:
+        """Return a reply with one draft."""
+        head = draft_pb2.ProposeResponse(round=round_index).SerializeToString()
+        return head + self._drafts[self._rng.integers(0, _DRAFTS)]
+
     def verification(self, round_index: int, rows: int) -> bytes:
         """Return the reply to a Verify."""
         head = target_pb2.VerifyResponse(round=round_index).SerializeToString()
         return b"".join((head, *[self._row] * rows, self._verified))
 
 
-def _rows(rng: np.random.Generator, vocab_size: int, support: int) -> tuple[Row, Row]:
+def _rows(rng: np.random.Generator, vocab_size: int, support: int, alpha: float) -> tuple[Row, Row]:
     """Return p and q, as far apart as makes alpha what it is to be."""
     size = support + _APART if support else vocab_size
     ids = np.sort(rng.permutation(vocab_size)[:size]).astype(np.uint32)
@@ -88,7 +94,7 @@ def _rows(rng: np.random.Generator, vocab_size: int, support: int) -> tuple[Row,
         distance = (near + far) / 2
         p, q = np.zeros((2, size))
         p[first:], q[:last] = _softmax(logits[first:]), _softmax((logits + distance * noise)[:last])
-        near, far = (distance, far) if np.minimum(p, q).sum() > _ALPHA else (near, distance)
+        near, far = (distance, far) if np.minimum(p, q).sum() > alpha else (near, distance)
     if not support:
         return Row(p.astype(np.float32)), Row(q.astype(np.float32))
     return Row(p[first:].astype(np.float32), ids[first:]), Row(q[:last].astype(np.float32), ids[:last])
@@ -111,22 +117,18 @@ def _tokenizer(vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _handlers(settings: ScriptedSettings, script: Script) -> Sequence[grpc.GenericRpcHandler]:
+Propose: TypeAlias = Callable[[AsyncIterator[draft_pb2.ProposeRequest], Context], Awaitable[None]]
+Verify: TypeAlias = Callable[[AsyncIterator[target_pb2.VerifyRequest], Context], Awaitable[None]]
+
+
+def handlers(vocab_size: int, propose: Propose, verify: Verify) -> Sequence[grpc.GenericRpcHandler]:
     """Return both services; the replies of the streams are bytes already."""
-    info = worker_pb2.ModelInfo(identity=_IDENTITY, vocab_size=settings.vocab_size, worker_id="scripted")
+    info = worker_pb2.ModelInfo(identity=_IDENTITY, vocab_size=vocab_size, worker_id="scripted")
     tokenizer = target_pb2.GetTokenizerResponse(
-        tokenizer_json=_tokenizer(settings.vocab_size).to_str().encode(),
+        tokenizer_json=_tokenizer(vocab_size).to_str().encode(),
         generation_config_json=json.dumps({}),
         identity=_IDENTITY,
     )
-
-    async def propose(requests: AsyncIterator[draft_pb2.ProposeRequest], context: Context) -> None:
-        async for request in requests:
-            await context.write(script.proposal(request.round, request.gamma))
-
-    async def verify(requests: AsyncIterator[target_pb2.VerifyRequest], context: Context) -> None:
-        async for request in requests:
-            await context.write(script.verification(request.round, request.rows))
 
     def unary(reply: bytes) -> grpc.RpcMethodHandler[Any, Any]:
         async def answer(_request: bytes, _context: Context) -> bytes:
@@ -153,6 +155,18 @@ def _handlers(settings: ScriptedSettings, script: Script) -> Sequence[grpc.Gener
     )
 
 
+def _at_once(settings: ScriptedSettings, script: Script) -> Sequence[grpc.GenericRpcHandler]:
+    async def propose(requests: AsyncIterator[draft_pb2.ProposeRequest], context: Context) -> None:
+        async for request in requests:
+            await context.write(script.proposal(request.round, request.gamma))
+
+    async def verify(requests: AsyncIterator[target_pb2.VerifyRequest], context: Context) -> None:
+        async for request in requests:
+            await context.write(script.verification(request.round, request.rows))
+
+    return handlers(settings.vocab_size, propose, verify)
+
+
 @command(ScriptedSettings, name="scripted")
 def main(settings: ScriptedSettings) -> None:
     """Serve both workers' RPCs from a script."""
@@ -162,7 +176,7 @@ def main(settings: ScriptedSettings) -> None:
 
     async def serve() -> None:
         server = Server(settings, [DRAFT, TARGET])
-        server.grpc.add_generic_rpc_handlers(_handlers(settings, Script(settings.vocab_size, settings.support)))
+        server.grpc.add_generic_rpc_handlers(_at_once(settings, Script(settings.vocab_size, settings.support)))
         await run(server, nothing, nothing)
 
     run_process(settings, "scripted-workers", serve)

@@ -5,43 +5,88 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from bench.measure import Question
 from bench.prompts import Prompt
+from paceline.v1 import coordinator_pb2_grpc
 from services.cli.cluster import Cluster, local_cluster
 from services.cli.progress import progress
 from services.common.engine.default_model import ensure_default_model, paceline_home
 from services.common.engine.model import LoadedModel, LoadOptions, load_model
+from services.common.rpc.channel import open_channel
 
 _HOME = "PACELINE_HOME"
+_SERVICE = "paceline.v1.CoordinatorService"
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More arguments of the three commands."""
+
+    coordinator: tuple[str, ...] = ()
+    draft: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+
+
+DEFAULTS = Arguments()
 
 
 async def start_and_load(
     stack: contextlib.AsyncExitStack, prompts: Sequence[Prompt]
 ) -> tuple[Cluster, LoadedModel, list[Question]]:
     """Start the services with their defaults, for as long as the stack; load the model; tokenise the prompts."""
+    cluster = await start(stack)
+    loaded = load()
+    return cluster, loaded, questions(prompts)
+
+
+async def start(stack: contextlib.AsyncExitStack, arguments: Arguments = DEFAULTS, name: str = "") -> Cluster:
+    """Start the three services, for as long as the stack."""
     with progress() as report:
-        cluster = await stack.enter_async_context(local_cluster([], [], [], _environment(), report))
+
+        def say(words: str) -> None:
+            report(f"{name}: {words}" if name else words)
+
+        lines = (arguments.coordinator, arguments.draft, arguments.target)
+        return await stack.enter_async_context(local_cluster(*lines, _environment(), say))
+
+
+async def connect(
+    stack: contextlib.AsyncExitStack, cluster: Cluster
+) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
+    """Return a way to call the coordinator, on a channel that is kept."""
+    channel = open_channel(cluster.address, _SERVICE, max_message_mib=64, keepalive_s=10.0)
+    return coordinator_pb2_grpc.CoordinatorServiceStub(await stack.enter_async_context(channel))
+
+
+def load() -> LoadedModel:
+    """Load the default model into this process, as the target worker does."""
+    with progress() as report:
         report("loading the model for transformers")
-        folder = ensure_default_model(paceline_home(), report)
-        return cluster, load_model(LoadOptions(str(folder))), _questions(folder, prompts)
+        loaded = load_model(LoadOptions(str(ensure_default_model(paceline_home(), report))))
+    # generate() fills what it is not told from here. Without eos ids nothing ends early, at no cost a step.
+    loaded.model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
+    return loaded
+
+
+def questions(prompts: Sequence[Prompt]) -> list[Question]:
+    """Return the prompts in the default model's chat template, tokenised once for all systems."""
+    with progress() as report:
+        folder: Path = ensure_default_model(paceline_home(), report)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    made = []
+    for prompt in prompts:
+        chat = [{"role": "user", "content": prompt.text}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
+        made.append(Question(prompt.question_id, prompt.category, tuple(ids)))
+    return made
 
 
 def _environment() -> dict[str, str]:
     """Return this environment without the services' settings: what is measured is their defaults."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_") or name == _HOME}
-
-
-def _questions(folder: Path, prompts: Sequence[Prompt]) -> list[Question]:
-    """Return the prompts in the model's chat template, tokenised once for all systems."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    questions = []
-    for prompt in prompts:
-        chat = [{"role": "user", "content": prompt.text}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
-        questions.append(Question(prompt.question_id, prompt.category, tuple(ids)))
-    return questions

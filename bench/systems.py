@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
 
 from paceline.v1 import coordinator_pb2, coordinator_pb2_grpc, worker_pb2
 from services.common.engine.model import LoadedModel
@@ -22,13 +22,15 @@ class Job:
         prompt: Token ids.
         temperature: 0 is greedy.
         tokens: How many to write.
-        seed: Of the random numbers.
+        seed: Of transformers' random numbers. The service is sent none: a seed would change how drafts are verified.
+        top_p: Of the distribution that is sampled from.
     """
 
     prompt: tuple[int, ...]
     temperature: float
     tokens: int
     seed: int
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,16 @@ class Outcome:
     Attributes:
         tokens: Ids of the answer.
         wall_s: From the request to its end.
-        first_token_s: To the first tokens; None where they are not told one by one.
+        first_token_s: To the first tokens.
+        first_tokens: How many came first: a round may bring several.
         rounds: What the service says of each of its rounds.
         weights_hash: Of the model that wrote it.
     """
 
     tokens: tuple[int, ...]
     wall_s: float
-    first_token_s: float | None
+    first_token_s: float
+    first_tokens: int
     rounds: tuple[coordinator_pb2.RoundStats, ...]
     weights_hash: str
 
@@ -66,65 +70,105 @@ class System(Protocol):
 class Service:
     """This service: three processes, one of which is called."""
 
-    def __init__(self, name: str, stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub, gamma: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub,
+        gamma: int | None,
+        verification: worker_pb2.Verification.ValueType = worker_pb2.VERIFICATION_UNSPECIFIED,
+    ) -> None:
         """Take a way to call it.
 
         Args:
             name: In the tables.
             stub: Of the coordinator, on a channel that is kept.
             gamma: Drafts in a round; None leaves it to the service.
+            verification: How drafts are verified; unspecified leaves it to the service.
         """
         self.name = name
         self._stub = stub
         self._gamma = gamma
+        self._verification = verification
 
     async def write(self, job: Job) -> Outcome:
         """Call Generate and time the stream."""
         request = coordinator_pb2.GenerateRequest(
             tokens=coordinator_pb2.TokenPrompt(ids=job.prompt),
-            sampling=worker_pb2.SamplingParams(temperature=job.temperature, top_k=0, top_p=1.0, min_p=0.0),
-            seed=job.seed,
+            sampling=worker_pb2.SamplingParams(temperature=job.temperature, top_k=0, top_p=job.top_p, min_p=0.0),
             max_tokens=job.tokens,
             stop=coordinator_pb2.StopConditions(ignore_eos=True),
             gamma=self._gamma,
+            verification=self._verification,
         )
         tokens: list[int] = []
         result = coordinator_pb2.GenerateResult()
-        first_token_s: float | None = None
+        first_token_s, first_tokens = 0.0, 0
         started_s = time.perf_counter()
-        async for response in self._stub.Generate(request):
+        async for response in self._stub.Generate(request, wait_for_ready=True):
             if response.HasField("result"):
                 result = response.result
                 continue
-            if first_token_s is None:
-                first_token_s = time.perf_counter() - started_s
             tokens.extend(token.id for token in response.chunk.tokens)
+            if not first_tokens:
+                first_token_s, first_tokens = time.perf_counter() - started_s, len(tokens)
         wall_s = time.perf_counter() - started_s
         rounds = tuple(result.speculation.per_round)
-        return Outcome(tuple(tokens), wall_s, first_token_s, rounds, result.target.weights_hash)
+        return Outcome(tuple(tokens), wall_s, first_token_s, first_tokens, rounds, result.target.weights_hash)
 
 
 class Transformers:
     """transformers' own generate, with the weights, dtype and threads of the target worker."""
 
-    name = "transformers"
+    def __init__(
+        self, loaded: LoadedModel, name: str = "transformers", options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Take a model, whose generation settings are the caller's: no eos ids, so that nothing ends early.
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        """Take a model; its author's generation settings are put aside, eos ids among them."""
+        Args:
+            loaded: The model.
+            name: In the tables.
+            options: More arguments of generate: an assistant, for example.
+        """
+        self.name = name
         self._loaded = loaded
-        # generate() fills what it is not told from here. Without eos ids nothing ends early, at no cost a step.
-        loaded.model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
+        self._options = dict(options or {})
 
     async def write(self, job: Job) -> Outcome:
         """Generate in this thread, the event loop included: nothing else is to run meanwhile."""
         ids = torch.tensor([job.prompt])
         sampling: dict[str, Any] = {"do_sample": False}
         if job.temperature:
-            sampling = {"do_sample": True, "temperature": job.temperature, "top_k": 0, "top_p": 1.0}
+            sampling = {"do_sample": True, "temperature": job.temperature, "top_k": 0, "top_p": job.top_p}
         torch.manual_seed(job.seed)
         model: Any = self._loaded.model
+        first = _FirstTokens()
         started_s = time.perf_counter()
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=job.tokens, **sampling)
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=job.tokens,
+            streamer=first,
+            **sampling,
+            **self._options,
+        )
         wall_s = time.perf_counter() - started_s
         tokens: Sequence[int] = output[0, len(job.prompt) :].tolist()
-        return Outcome(tuple(tokens), wall_s, None, (), self._loaded.weights_hash)
+        return Outcome(tuple(tokens), wall_s, first.at_s - started_s, first.count, (), self._loaded.weights_hash)
+
+
+class _FirstTokens(BaseStreamer):
+    """Notes when generate has its first tokens, and how many they are. What it is given first is the prompt."""
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+        self.count = 0
+        self._puts = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take what generate has written."""
+        self._puts += 1
+        if self._puts == 2:
+            self.at_s, self.count = time.perf_counter(), value.numel()
+
+    def end(self) -> None:
+        """Take note of the end: nothing is to be done."""

@@ -1,38 +1,44 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+import click
 import pytest
 
-from bench.measure import MODES, UnfairRunError, measure, plan
-from bench.prompts import load_prompts
-from tests.bench.fakes import HASH, FakeSystem, question
+from bench import measure as module
+from bench.measure import MODES, UnfairRunError, blocks, left_of, measure, order, warm_up
+from bench.record import Place
+from bench.store import Store
+from bench.systems import Job, Outcome
+from tests.bench.fakes import HASH, FakeSystem, one_round, question
 
 NAMES = ("a", "b", "c")
+ABOUT = {"table": "compare", "settings": {"tokens": 6}}
 
 
-def test_systems_are_interleaved_and_each_of_them_comes_first_as_often() -> None:
+def test_every_block_has_its_own_order_and_none_is_favoured() -> None:
     systems = [FakeSystem(name) for name in NAMES]
-    steps = list(plan(systems, [question(i) for i in range(12)], repeats=2))
-    assert len(steps) == 2 * 12 * len(MODES) * len(NAMES)
-    blocks = [steps[i : i + 3] for i in range(0, len(steps), 3)]
-    for block in blocks:
-        assert {step.system.name for step in block} == set(NAMES)
-        assert len({(step.mode, step.repeat, step.question.question_id) for step in block}) == 1
-    for mode in MODES:
-        firsts = Counter(block[0].system.name for block in blocks if block[0].mode == mode)
-        assert set(firsts.values()) == {8}
+    planned = list(blocks([question(i) for i in range(40)], list(MODES), repeats=2, tokens=6))
+    assert len(planned) == len({block.place for block in planned}) == 40 * 3 * 2
+    orders = [tuple(system.name for system in order(systems, block.place)) for block in planned]
+    assert orders == [tuple(system.name for system in order(systems, block.place)) for block in planned]
+    firsts = Counter(names[0] for names in orders)
+    assert all(60 <= firsts[name] <= 100 for name in NAMES)
+    # Another repeat of the same prompt has another order, as a rule.
+    assert len(set(orders)) == 6
 
 
-async def test_all_systems_get_the_same_jobs_and_repeats_get_other_seeds() -> None:
+async def test_all_systems_get_the_same_jobs_and_repeats_get_other_seeds(tmp_path: Path) -> None:
     systems = [FakeSystem(name) for name in NAMES]
-    runs = await measure(
-        systems, [question(4), question(5)], repeats=2, tokens=6, weights_hash=HASH, on_step=lambda _: None
-    )
-    assert len(runs) == 24
+    planned = list(blocks([question(4), question(5)], list(MODES), repeats=2, tokens=6))
+    store = Store(tmp_path / "results.jsonl", ABOUT)
+    told: list[tuple[Place, str]] = []
+    await measure(store, systems, planned, weights_hash=HASH, on_step=lambda *step: told.append(step))
+    assert len(store.records) == len(told) == 2 * 2 * 3 * 3
     assert systems[0].jobs == systems[1].jobs == systems[2].jobs
-    assert len({(job.seed, job.temperature) for job in systems[0].jobs}) == 8
-    assert {job.tokens for job in systems[0].jobs} == {6}
+    assert len({(job.seed, job.temperature, job.top_p) for job in systems[0].jobs}) == 12
+    assert {(job.temperature, job.top_p) for job in systems[0].jobs} == {(0.0, 1.0), (0.7, 0.9), (1.0, 1.0)}
 
 
 @pytest.mark.parametrize(
@@ -42,12 +48,58 @@ async def test_all_systems_get_the_same_jobs_and_repeats_get_other_seeds() -> No
         (FakeSystem("a", weights_hash="cd" * 32), "a uses weights cdcdcdcdcdcd, not abababababab"),
     ],
 )
-async def test_unequal_work_is_refused(system: FakeSystem, message: str) -> None:
+async def test_unequal_work_is_refused(system: FakeSystem, message: str, tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.jsonl", ABOUT)
+    planned = list(blocks([question()], ["greedy"], repeats=1, tokens=6))
     with pytest.raises(UnfairRunError, match=message):
-        await measure([system], [question()], repeats=1, tokens=6, weights_hash=HASH, on_step=lambda _: None)
+        await measure(store, [system], planned, weights_hash=HASH, on_step=lambda *_: None)
+    assert not store.records
 
 
-def test_prompts_are_one_of_each_category() -> None:
-    prompts = load_prompts()
-    assert len(prompts) == len({prompt.category for prompt in prompts}) == 12
-    assert all(prompt.text.strip() for prompt in prompts)
+class Stops(FakeSystem):
+    """Fails at its n-th answer, as a run that is stopped does."""
+
+    def __init__(self, name: str, at: int) -> None:
+        super().__init__(name)
+        self._at = at
+
+    async def write(self, job: Job) -> Outcome:
+        if len(self.jobs) == self._at:
+            raise InterruptedError
+        return await super().write(job)
+
+
+async def test_a_run_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    planned = list(blocks([question(i) for i in range(3)], ["greedy"], repeats=2, tokens=6))
+    before = [FakeSystem("a"), Stops("b", at=3)]
+    with pytest.raises(InterruptedError):
+        await measure(Store(path, ABOUT), before, planned, weights_hash=HASH, on_step=lambda *_: None)
+    with path.open("a") as file:
+        file.write('{"place": {"mode": "gre')  # killed in the middle of a line
+    store = Store(path, ABOUT)
+    systems = [FakeSystem("a"), FakeSystem("b")]
+    left = left_of(store, planned, systems)
+    # The block that was broken off is run again whole, so that its systems are still neighbours.
+    assert [block.place for block in left] == [block.place for block in planned[3:]]
+    await measure(store, systems, left, weights_hash=HASH, on_step=lambda *_: None)
+    assert len(systems[0].jobs) == len(systems[1].jobs) == 3
+    again = Store(path, ABOUT)
+    assert not left_of(again, planned, systems)
+    assert again.records.keys() == store.records.keys()
+    assert len(again.records) == 12
+
+
+async def test_warming_up_waits_for_the_draft_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(FakeSystem):
+        async def write(self, job: Job) -> Outcome:
+            self.inside = (one_round(degraded=len(self.jobs) < 2),)
+            return await super().write(job)
+
+    late = Late("late")
+    seconds = await warm_up([late], question(), ["greedy", "temperature 1"])
+    assert len(late.jobs) == 3 + 2
+    assert seconds["late"] == pytest.approx(0.1 / 16)
+    monkeypatch.setattr(module, "_DRAFT_WAIT_S", 0.0)
+    with pytest.raises(click.ClickException, match="never: its draft worker is not used"):
+        await warm_up([FakeSystem("never", inside=[one_round(degraded=True)])], question(), ["greedy"])

@@ -1,0 +1,85 @@
+"""The full comparison: this service, its target alone, and what people use instead. `python -m bench compare`.
+
+All systems have the same weights, dtype, threads and prompts, and run one at a time, interleaved. Nothing is reused
+from one answer to the next: the service's prefix reuse is off here, for transformers' generate has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.assistants import assistant
+from bench.compare_report import ASSISTED, GENERATE, LOOKUP, OURS, TARGET_ALONE
+from bench.finish import finish
+from bench.measure import MODES, blocks
+from bench.prompts import CATEGORIES, Prompt
+from bench.run import Drafting, Options, about, options, run
+from bench.start import Arguments, connect, load, questions, start
+from bench.store import Store
+from bench.systems import Service, System, Transformers
+from services.cli.interrupt import run_or_exit
+
+TABLE = "compare"
+
+
+@click.command()
+@options(prompts=24, tokens=128, repeats=3)
+@click.option("--ngram-first", type=click.IntRange(0), help="Of the draft worker, with --draft.")
+@click.option(
+    "--assistant", "choice", default="", help="A draft for transformers, or early-exit:LAYERS. Default: --draft"
+)
+@click.option("--assistant-tokens", type=click.IntRange(1), help="Of a round. Default: transformers' own choice.")
+@click.option(
+    "--lookup-tokens", type=click.IntRange(1), default=10, show_default=True, help="Of prompt lookup's rounds."
+)
+def main(
+    options: Options,
+    *,
+    ngram_first: int | None,
+    choice: str,
+    assistant_tokens: int | None,
+    lookup_tokens: int,
+) -> None:
+    """Compare the service with its target alone and with transformers.
+
+    Everything runs on this machine, one thing at a time and interleaved. Leave the machine alone meanwhile.
+    """
+    path = options.path(TABLE)
+    asked = options.asked(CATEGORIES, 2, 24)
+    settings: dict[str, Any] = {
+        "prompts": [prompt.question_id for prompt in asked],
+        "tokens": options.choose(options.tokens, 32, 128),
+        "repeats": options.choose(options.repeats, 1, 3),
+        "modes": list(options.modes or MODES),
+        "assistant": choice,
+        "assistant_tokens": assistant_tokens,
+        "lookup_tokens": lookup_tokens,
+    }
+    run_or_exit(_bench(asked, Drafting(options.draft, ngram_first), settings, path))
+    finish(path, markdown=options.markdown, figures=options.figures)
+
+
+async def _bench(asked: Sequence[Prompt], drafting: Drafting, settings: dict[str, Any], path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await start(stack, Arguments(draft=drafting.arguments, target=("--no-prefix-reuse",)))
+        stub = await connect(stack, cluster)
+        loaded = load()
+        systems: list[System] = [
+            Service(OURS, stub, gamma=None),
+            Service(TARGET_ALONE, stub, gamma=0),
+            Transformers(loaded, GENERATE),
+            Transformers(loaded, LOOKUP, {"prompt_lookup_num_tokens": settings["lookup_tokens"]}),
+        ]
+        if settings["assistant"] or drafting.folder:
+            chosen = assistant(settings["assistant"], drafting.folder, loaded, settings["assistant_tokens"])
+            settings["assistant"], arguments = chosen
+            systems.append(Transformers(loaded, ASSISTED, arguments))
+        store = Store(path, about(TABLE, loaded, {**settings, "draft": drafting.words}))
+        asked_as_ids = questions(asked)
+        planned = list(blocks(asked_as_ids, settings["modes"], settings["repeats"], settings["tokens"]))
+        await cluster.run(run(store, systems, planned, asked_as_ids[0], loaded.weights_hash))
