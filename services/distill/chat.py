@@ -55,7 +55,25 @@ def turns(loaded: LoadedModel) -> Turns:
                 "give texts that it wrote with --texts"
             )
         opening = [int(first)]
-    return Turns(tuple(opening), tuple(bridge), frozenset(loaded.eos_token_ids), frozenset({*named, *opening, *bridge}))
+    # A tokenizer may name tokens that the model has no logits for.
+    special = frozenset(
+        token for token in (*named, *loaded.eos_token_ids, *opening, *bridge) if token < loaded.vocab_size
+    )
+    return Turns(tuple(opening), tuple(bridge), frozenset(loaded.eos_token_ids), special)
+
+
+def question(loaded: LoadedModel, text: str) -> list[int]:
+    """Return the tokens up to the answer's first, for a user who says `text`.
+
+    Raises:
+        DistillError: The chat template cannot be rendered.
+    """
+    backend = Tokenizer.from_str(loaded.tokenizer_json.decode())
+    if not loaded.chat_template:
+        return list(backend.encode(text).ids)
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **loaded.special_tokens)  # type: ignore[no-untyped-call]
+    before, after = _rendered(tokenizer, loaded)
+    return list(backend.encode(f"{before}{text}{after}", add_special_tokens=False).ids)
 
 
 def _rendered(tokenizer: Any, loaded: LoadedModel) -> tuple[str, str]:

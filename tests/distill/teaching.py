@@ -43,5 +43,7 @@ def trainer_of(target: LoadedModel, folder: Path, count: int = 40, features: tup
     folder.mkdir(exist_ok=True)
     corpus = corpus_of(folder, count)
     write_states(target, corpus, folder, FEATURES, lambda: False, lambda _: None)
-    options = TrainingOptions(steps=3 if features else 1, held_out=8, skip_tokens=1, bfloat16=False, warm_up=5)
+    options = TrainingOptions(
+        steps=3 if features else 1, held_out=8, skip_tokens=1, bfloat16=False, warm_up=5, learning_rate=2e-2
+    )
     return Trainer(draft_of(target, features), TeacherData(folder, 32 * len(FEATURES)), options)

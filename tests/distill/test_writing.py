@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from services.common.engine.model import LoadedModel
@@ -128,12 +126,6 @@ def test_turns_are_the_chat_template_around_what_the_user_says(target: LoadedMod
     assert tokenizer.decode(found.bridge) == "\nassistant: "
     assert found.ends == {1}
     assert {0, 1} <= found.special
-
-
-@pytest.mark.parametrize("params", [ASKING])
-def test_the_filter_is_e_to_minus_3_of_the_likeliest(params: object) -> None:
-    assert math.isclose(ASKING.min_p, math.exp(-3))
-    assert ASKING.temperature == 1
 
 
 async def test_shards_are_whole_or_not_there(folder: Path, tmp_path: Path) -> None:
