@@ -150,8 +150,10 @@ class Workers:
         """Return whether the draft's ids mean what the target's mean; log it once for each pair."""
         assert self.target is not None
         ours, theirs = self.target.info.tokenizer_fingerprint, draft.tokenizer_fingerprint
-        fits = theirs in ("", ours) and draft.vocab_size in (0, self.target.info.vocab_size)
-        judged = f"{ours} {theirs} {draft.identity.model_id}"
+        kept, needed = self.target.info.features, draft.features
+        is_fed = not draft.HasField("features") or (kept.layers, kept.width) == (needed.layers, needed.width)
+        fits = is_fed and theirs in ("", ours) and draft.vocab_size in (0, self.target.info.vocab_size)
+        judged = f"{ours} {theirs} {draft.identity.model_id} {list(kept.layers)} {list(needed.layers)}"
         if judged == self._judged:
             return fits
         self._judged = judged
@@ -159,6 +161,12 @@ class Workers:
             log.info("draft: %s on %s", draft.identity.model_id, draft.worker_id)
         else:
             self._instruments.mismatch.add(1, {"target.fingerprint": ours, "draft.fingerprint": theirs})
+            if not is_fed:
+                log.warning(
+                    "draft %s is not used: it is fed with layers %s (%d numbers), the target keeps %s (%d)",
+                    *(draft.identity.model_id, list(needed.layers), needed.width, list(kept.layers), kept.width),
+                )
+                return False
             log.warning(
                 "draft %s is not used: its tokenizer is %s (%d ids), the target's %s (%d ids); serving with gamma 0",
                 *(draft.identity.model_id, theirs, draft.vocab_size, ours, self.target.info.vocab_size),

@@ -10,6 +10,8 @@ from paceline.v1 import draft_pb2_grpc, worker_pb2
 from services.common.rpc.gauges import export_engine
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.common.rpc.worker import RECEIVE_MIB
+from services.common.specdec.types import MAX_FEATURE_BYTES
+from services.draft_worker.combined import CombinedProposer
 from services.draft_worker.config import DraftSettings
 from services.draft_worker.ngram import NgramProposer
 from services.draft_worker.proposer import Proposer
@@ -22,7 +24,7 @@ async def serve(settings: DraftSettings) -> None:
     Raises:
         StartupError: The model or the address cannot be had.
     """
-    server = Server(settings, [SERVICE], receive_mib=RECEIVE_MIB)
+    server = Server(settings, [SERVICE], receive_mib=RECEIVE_MIB + (MAX_FEATURE_BYTES >> 20))
     service = DraftService(server, settings.idle_timeout_s, settings.max_streams)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(service, server.grpc)
 
@@ -45,12 +47,11 @@ async def _ngram(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInf
 async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) -> tuple[Proposer, worker_pb2.ModelInfo]:
     # Imported here: an n-gram drafter needs no torch, not even installed. In a thread, for it takes seconds in which
     # health and signals have to be answered.
-    await asyncio.to_thread(importlib.import_module, "services.draft_worker.model_proposer")
+    await asyncio.to_thread(importlib.import_module, "services.draft_worker.models")
     from services.common.engine.worker import start_engine
-    from services.draft_worker.model_proposer import ModelProposer
-    from services.draft_worker.truncation import Truncation
+    from services.draft_worker.models import features_of, load, proposer_of
 
-    loaded, engine = await start_engine(settings, stop_this_process)
+    loaded, engine = await start_engine(settings, stop_this_process, load(settings))
     engines.push_async_callback(engine.close)
     export_engine(engine.stats)
     info = worker_pb2.ModelInfo(
@@ -59,7 +60,12 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
         ),
         vocab_size=loaded.vocab_size,
         tokenizer_fingerprint=loaded.tokenizer_fingerprint,
-        context_length=engine.context_length,
+        # One that looks back on a window can do so in a text of any length.
+        context_length=0 if engine.needs_states else engine.context_length,
         eos_token_ids=loaded.eos_token_ids,
+        features=features_of(loaded),
     )
-    return ModelProposer(engine, Truncation(settings.draft_top_k, settings.draft_top_p)), info
+    proposer = proposer_of(settings, loaded, engine)
+    if settings.ngram_first:
+        proposer = CombinedProposer(proposer, settings.ngram_first, settings.ngram_max_tokens)
+    return proposer, info

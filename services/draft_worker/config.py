@@ -19,6 +19,15 @@ class DraftSettings(ModelSettings):
         "ngram", description="ngram looks the last tokens up in the text so far; model runs a causal LM."
     )
     model: str = Field("", description="With --drafter model: local folder, hub id, GGUF file, or `default`.")
+    target_model: str = Field(
+        "", description="With a draft that `paceline distill` made: its target, where that is not where it was then."
+    )
+    ngram_first: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="With --drafter model: look up first, and believe a match of this many tokens; 0: off.",
+    )
     ngram_max_tokens: int = Field(4, ge=1, le=16, description="Longest run of last tokens that is looked up.")
     ngram_min_tokens: int = Field(2, ge=1, le=16, description="Shortest run whose match is believed.")
 

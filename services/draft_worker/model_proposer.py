@@ -10,12 +10,15 @@ import torch
 
 from services.common.engine.engine import Engine
 from services.common.engine.processors import distributions, is_bad
+from services.common.engine.served_draft import Given
 from services.common.engine.session import ModelSession
 from services.common.engine.timing import PassTiming
 from services.common.specdec.coupled import winner
+from services.common.specdec.partial import Ids
 from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
 from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
+from services.draft_worker.proposer import Features
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
 
 _log = logging.getLogger(__name__)
@@ -24,9 +27,17 @@ _log = logging.getLogger(__name__)
 class ModelProposer:
     """Opens sessions on a draft model."""
 
-    def __init__(self, engine: Engine, truncation: Truncation = NO_TRUNCATION) -> None:
+    def __init__(self, engine: Engine, truncation: Truncation = NO_TRUNCATION, head_ids: Ids | None = None) -> None:
+        """Serve an engine's model.
+
+        Args:
+            engine: Runs the model.
+            truncation: What is kept of q.
+            head_ids: uint32[head], ascending: the tokens that its logits are of; None for all.
+        """
         self._engine = engine
         self._truncation = truncation
+        self._ids = head_ids
 
     async def open(
         self,
@@ -42,7 +53,8 @@ class ModelProposer:
             CapacityError: No room, and none in time.
         """
         capacity = max(1, min(prompt_length + max_new_tokens, self._engine.context_length))
-        return ModelProposeSession(await self._engine.open(capacity), params, seed, rule, self._truncation)
+        model = await self._engine.open(capacity)
+        return ModelProposeSession(model, params, seed, rule, self._truncation, self._ids)
 
 
 class ModelProposeSession:
@@ -59,6 +71,7 @@ class ModelProposeSession:
         seed: int,
         rule: VerificationMode,
         truncation: Truncation,
+        head_ids: Ids | None = None,
     ) -> None:
         self.timing = PassTiming()
         self._model = model
@@ -66,15 +79,48 @@ class ModelProposeSession:
         self._truncation = truncation
         self._seed = seed
         self._rule = rule
+        self._ids = head_ids
 
-    async def propose(
-        self, round_index: int, base_length: int, tokens: Sequence[int], gamma: int
+    def propose(
+        self,
+        round_index: int,
+        base_length: int,
+        tokens: Sequence[int],
+        gamma: int,
+        *,
+        features: Features | None = None,  # noqa: ARG002
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`."""
+        return self.draft(round_index, base_length, tokens, gamma)
+
+    async def draft(
+        self,
+        round_index: int,
+        base_length: int,
+        tokens: Sequence[int],
+        gamma: int,
+        *,
+        origin: int = 0,
+        given: Given | None = None,
+    ) -> AsyncGenerator[Sequence[Draft], None]:
+        """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`.
+
+        Args:
+            round_index: Names the random numbers.
+            base_length: Tokens of the model's session to keep.
+            tokens: The ones that follow.
+            gamma: Most tokens to propose.
+            origin: Where in the text the model's session begins.
+            given: The target's states, for a model that is fed with them; see `ModelSession.generate`.
+
+        Raises:
+            MissingStatesError: Such a model has too few of them.
+        """
         self.timing = PassTiming()
         # As many as the context holds, decided before a token is sampled: to drop one afterwards would bias the text.
         length = base_length + len(tokens)
-        count = min(gamma, self._model.capacity - length + 1)
+        # The last place of a session with states is for the one after its last token.
+        count = min(gamma, self._model.capacity - length + (0 if self._model.needs_states else 1))
         if length == 0 or count <= 0:
             if 0 < length <= self._model.capacity:
                 # The next request builds on these tokens, and drafts of an earlier round may stand in their place.
@@ -91,11 +137,13 @@ class ModelProposeSession:
                 self._model.distrust()
                 return None, None
             q = self._truncation.cut(q)
-            token = self._choose(q, round_index, offset, length + offset)
+            if self._ids is not None:
+                q = Row(q.weights, self._ids if q.ids is None else self._ids[q.ids])
+            token = self._choose(q, round_index, offset, origin + length + offset)
             offset += 1
             return Draft(token, q), token
 
-        drafting = self._model.generate(base_length, tokens, count, draw)
+        drafting = self._model.generate(base_length, tokens, count, draw, given)
         async with contextlib.aclosing(drafting):
             async for draft, timing in drafting:
                 self.timing = timing

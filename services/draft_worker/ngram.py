@@ -10,6 +10,7 @@ import numpy as np
 from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import CapacityError, InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
+from services.draft_worker.proposer import Features
 
 
 class NgramProposer:
@@ -75,6 +76,8 @@ class NgramSession:
         base_length: int,
         tokens: Sequence[int],
         gamma: int,
+        *,
+        features: Features | None = None,  # noqa: ARG002
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield the tokens that followed, all at once, or nothing; see `ProposeSession.propose`."""
         if (total := base_length + len(tokens)) > self._capacity:

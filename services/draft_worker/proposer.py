@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.common.engine.timing import PassTiming
 from services.common.specdec.types import Draft, SamplingParams, VerificationMode
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The target's hidden states at consecutive positions of the text.
+
+    Attributes:
+        start: The first position.
+        data: bfloat16, little endian, [positions, width].
+    """
+
+    start: int
+    data: bytes
 
 
 class ProposeSession(Protocol):
@@ -17,7 +31,13 @@ class ProposeSession(Protocol):
         """What the last proposal took, so far."""
 
     def propose(
-        self, round_index: int, base_length: int, tokens: Sequence[int], gamma: int
+        self,
+        round_index: int,
+        base_length: int,
+        tokens: Sequence[int],
+        gamma: int,
+        *,
+        features: Features | None = None,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Keep `base_length` tokens, append `tokens`, then yield at most `gamma` drafts as they are found.
 
@@ -28,9 +48,10 @@ class ProposeSession(Protocol):
             base_length: Tokens of the sequence to keep.
             tokens: The ones that follow.
             gamma: Most tokens to propose.
+            features: What has become known of the target's hidden states, for a drafter that is fed with them.
 
         Raises:
-            InvalidFieldError: A token id is out of range; nothing has changed.
+            InvalidFieldError: A token id is out of range, or features are; nothing has changed.
             UnknownPrefixError: `base_length` is past the end of the sequence; nothing has changed.
         """
 

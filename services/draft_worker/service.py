@@ -17,7 +17,7 @@ from services.common.rpc.server import Server
 from services.common.rpc.worker import Inbox, Received, Streams, StreamSession, open_session, send
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import MAX_GAMMA
-from services.draft_worker.proposer import Proposer, ProposeSession
+from services.draft_worker.proposer import Features, Proposer, ProposeSession
 
 SERVICE = "paceline.v1.DraftService"
 
@@ -111,7 +111,9 @@ class _Answer:
         gamma = request.gamma if self.inbox.is_empty else 0
         count = 0
         try:
-            proposing = self.session.propose(request.round, request.base_length, request.tokens, gamma)
+            features = Features(request.features.start, request.features.data) if request.HasField("features") else None
+            asked = request.round, request.base_length, request.tokens, gamma
+            proposing = self.session.propose(*asked, features=features)
             async with contextlib.aclosing(proposing):
                 async for drafts in proposing:
                     reply = draft_pb2.ProposeResponse(round=request.round)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from paceline.v1 import target_pb2_grpc
+from paceline.v1 import target_pb2_grpc, worker_pb2
 from services.common.engine.worker import start_engine
 from services.common.rpc.gauges import export_engine
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
@@ -26,9 +26,12 @@ async def serve(settings: TargetSettings) -> None:
     engines = contextlib.AsyncExitStack()
 
     async def load() -> None:
-        loaded, engine = await start_engine(settings, stop_this_process)
+        loaded, engine = await start_engine(settings, stop_this_process, features=settings.features)
         engines.push_async_callback(engine.close)
         export_engine(engine.stats)
-        service.attach(serving(loaded, Verifier(engine), engine.context_length, instance_name(settings)))
+        kept = engine.features
+        features = worker_pb2.FeatureSpec(layers=kept.layers, width=kept.width) if kept is not None else None
+        name = instance_name(settings)
+        service.attach(serving(loaded, Verifier(engine), engine.context_length, name, features))
 
     await run(server, load, engines.aclose)

@@ -18,3 +18,8 @@ class TargetSettings(ModelSettings):
     model: str = Field(
         "default", description="Local folder, hub id or GGUF file; `default` fetches SmolLM2-135M-Instruct once."
     )
+    features: str = Field(
+        "auto",
+        pattern=r"^(auto|none|\d+(,\d+)*)$",
+        description="Layers whose hidden states are kept for a draft, 7,15,22,30 say; auto: each quarter; none: off.",
+    )

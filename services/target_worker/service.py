@@ -32,7 +32,13 @@ class Serving:
     tokenizer: target_pb2.GetTokenizerResponse
 
 
-def serving(loaded: LoadedModel, verifier: Verifier, context_length: int, worker_id: str) -> Serving:
+def serving(
+    loaded: LoadedModel,
+    verifier: Verifier,
+    context_length: int,
+    worker_id: str,
+    features: worker_pb2.FeatureSpec | None = None,
+) -> Serving:
     """Describe a model as the coordinator needs it described; sessions can become `context_length` tokens long."""
     identity = worker_pb2.ModelIdentity(model_id=loaded.model_id, weights_hash=loaded.weights_hash, dtype=loaded.dtype)
     info = worker_pb2.ModelInfo(
@@ -42,6 +48,7 @@ def serving(loaded: LoadedModel, verifier: Verifier, context_length: int, worker
         context_length=context_length,
         eos_token_ids=loaded.eos_token_ids,
         worker_id=worker_id,
+        features=features,
     )
     tokenizer = target_pb2.GetTokenizerResponse(
         tokenizer_json=loaded.tokenizer_json,
@@ -118,16 +125,20 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             else:
                 # Nothing is fetched under COUPLED, nor of rows that go out whole.
                 hold = wanted.supports is not None and session.choice is None
-                verified = await session.verify(*asked, hold=hold)
+                features_from = request.features_from if request.HasField("features_from") else None
+                verified = await session.verify(*asked, hold=hold, features_from=features_from)
         except UnknownPrefixError as error:
             return target_pb2.VerifyResponse(round=request.round, known_length=error.known_length)
         received.trace(
             verified.timing, {"paceline.target.worker": info.worker_id, "paceline.target.model": info.identity.model_id}
         )
         rows = await wanted.messages(verified.rows, session.choice)
-        return target_pb2.VerifyResponse(
+        reply = target_pb2.VerifyResponse(
             round=request.round, rows=rows, timing=received.timing(verified.timing, info.worker_id)
         )
+        if verified.features is not None:
+            reply.features.start, reply.features.data = request.features_from, verified.features
+        return reply
 
     def _warm(self) -> Serving:
         if self._serving is None:

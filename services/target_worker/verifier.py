@@ -12,7 +12,7 @@ from services.common.engine.processors import distributions, is_bad
 from services.common.engine.session import ModelSession
 from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import InvalidFieldError
-from services.common.specdec.types import MAX_GAMMA, Row, SamplingParams
+from services.common.specdec.types import MAX_FEATURE_BYTES, MAX_GAMMA, Row, SamplingParams
 
 Choice = Callable[[Row, int], tuple[int, float]]
 """Chooses from (the tail of) a row, given its position in the text: the token, and its score."""
@@ -25,10 +25,12 @@ class Verification:
     Attributes:
         rows: rows[i] is p for the token that follows tokens[len(tokens) - len(rows) + i].
         timing: What it took; nothing where the rows were at hand.
+        features: The hidden states that were asked for, bfloat16[positions, width]; None where none are kept.
     """
 
     rows: list[Row]
     timing: PassTiming
+    features: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +87,15 @@ class VerifySession:
         self._params = params
         self._held: _Held | None = None
 
-    async def verify(self, base_length: int, tokens: Sequence[int], rows: int, *, hold: bool = False) -> Verification:
+    async def verify(
+        self,
+        base_length: int,
+        tokens: Sequence[int],
+        rows: int,
+        *,
+        hold: bool = False,
+        features_from: int | None = None,
+    ) -> Verification:
         """Keep `base_length` tokens, append `tokens`, return p after each of the last `rows`.
 
         Repeated, it has the same answer.
@@ -95,9 +105,10 @@ class VerifySession:
             tokens: The ones that follow.
             rows: How many rows.
             hold: Keep the rows until the next request, for `fetch`.
+            features_from: Return the hidden states from this position on too, if they are kept; None wants none.
 
         Raises:
-            InvalidFieldError: rows, a token id or the length is out of range; nothing has changed.
+            InvalidFieldError: rows, a token id, a position or the length is out of range; nothing has changed.
             UnknownPrefixError: `base_length` is past the end of the sequence; nothing has changed.
             CapacityError: The device has no memory left for the pass.
             SessionClosedError: The session was closed before its turn came.
@@ -106,11 +117,17 @@ class VerifySession:
             raise InvalidFieldError("rows", rows, f"1 to {len(tokens)}, the number of tokens")
         if rows > MAX_GAMMA + 1:
             raise InvalidFieldError("rows", rows, f"at most {MAX_GAMMA + 1}: the most drafts of a round, and one")
+        if features_from is not None:
+            self._check_features(features_from, base_length + len(tokens))
         self._held = None
-        result, timing = await self._model.evaluate(base_length, tokens, rows, self._rows)
+
+        def use(logits: torch.Tensor) -> tuple[list[Row], bytes | None]:
+            return self._rows(logits), None if features_from is None else self._model.features(features_from)
+
+        (result, features), timing = await self._model.evaluate(base_length, tokens, rows, use)
         if hold:
             self._held = _Held(base_length, list(tokens), result)
-        return Verification(result, timing)
+        return Verification(result, timing, features)
 
     async def fetch(self, base_length: int, tokens: Sequence[int], rows: int, index: int) -> Verification:
         """Return one of the rows that `verify` returned for the same request: from the last pass, else by another.
@@ -124,6 +141,17 @@ class VerifySession:
             return Verification([self._held.rows[index]], PassTiming())
         verified = await self.verify(base_length, tokens, rows, hold=True)
         return Verification([verified.rows[index]], verified.timing)
+
+    def _check_features(self, start: int, total: int) -> None:
+        if start >= total:
+            raise InvalidFieldError("features_from", start, f"below {total}, the length of the sequence")
+        most = MAX_FEATURE_BYTES // self._model.feature_bytes if self._model.feature_bytes else total
+        if total - start > most:
+            raise InvalidFieldError(
+                "features_from",
+                start,
+                f"at least {total - most}: a reply carries {MAX_FEATURE_BYTES >> 20} MiB of features",
+            )
 
     def _rows(self, logits: torch.Tensor) -> list[Row]:
         rows = distributions(logits, self._params)

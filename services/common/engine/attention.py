@@ -27,15 +27,17 @@ class Segment:
         count: Its rows, at positions length - count to length - 1.
         start: Its first place in the pool.
         length: Its tokens, those of this pass included.
+        window: Positions that a row looks back on in any layer, its own included; None is no limit.
     """
 
-    __slots__ = ("_masks", "count", "first", "length", "start")
+    __slots__ = ("_masks", "count", "first", "length", "start", "window")
 
-    def __init__(self, first: int, count: int, start: int, length: int) -> None:
+    def __init__(self, first: int, count: int, start: int, length: int, window: int | None = None) -> None:
         self.first = first
         self.count = count
         self.start = start
         self.length = length
+        self.window = window
         # All layers with the same window share one.
         self._masks: dict[object, torch.Tensor | None] = {}
 
@@ -107,12 +109,13 @@ def packed_attention(
     out = value.new_empty((tokens, kv_heads, group, value_dim))
     for segment in segments:
         first, count = segment.first, segment.count
-        place, length = segment.view(sliding_window)
+        window = min(sliding_window or segment.window, segment.window) if segment.window else sliding_window
+        place, length = segment.view(window)
         attended = _attend(
             grouped[:, :, :, first : first + count].reshape(1, kv_heads, group * count, dim),
             key.narrow(2, place, length),
             value.narrow(2, place, length),
-            segment.mask(sliding_window, group, query.device),
+            segment.mask(window, group, query.device),
             scaling,
             softcap,
         )

@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 
 from services.common.engine import attention
 from services.common.engine.default_model import paceline_home
+from services.common.engine.features import FeaturePool
 from services.common.engine.kv_pool import KvPool
 from services.common.engine.model import LoadedModel
 from services.common.engine.projections import Project, Projection
@@ -48,6 +49,7 @@ class _Running(threading.local):
     pool: KvPool
     segments: Sequence[attention.Segment]
     projects: Sequence[Project]
+    features: FeaturePool | None
 
 
 _running = _Running()
@@ -56,6 +58,7 @@ _library.define(
     "attend(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? window, float? softcap) -> Tensor"
 )
 _library.define("project(Tensor x, int index, int width) -> Tensor")
+_library.define("keep(Tensor states, int part) -> Tensor")
 
 
 def _attend(
@@ -92,7 +95,21 @@ def _project_shape(x: torch.Tensor, _index: int, width: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], width))
 
 
-for _operator, _run, _shape in (("attend", _attend, _attend_shape), ("project", _project, _project_shape)):
+def _keep(states: torch.Tensor, part: int) -> torch.Tensor:
+    """Write a part of the pass's features; an operator, its result used so that it is not left out."""
+    assert _running.features is not None
+    return _running.features.write(states, part).clone()
+
+
+def _keep_shape(states: torch.Tensor, _part: int) -> torch.Tensor:
+    return torch.empty_like(states)
+
+
+for _operator, _run, _shape in (
+    ("attend", _attend, _attend_shape),
+    ("project", _project, _project_shape),
+    ("keep", _keep, _keep_shape),
+):
     _library.impl(_operator, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"paceline::{_operator}", _shape, lib=_library)
 
@@ -134,7 +151,14 @@ class _NoCache(Cache):
 class CompiledForward:
     """The compiled forward of one model over one pool."""
 
-    def __init__(self, loaded: LoadedModel, pool: KvPool, cache_argument: str, keeps_logits: bool) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pool: KvPool,
+        cache_argument: str,
+        keeps_logits: bool,
+        features: FeaturePool | None = None,
+    ) -> None:
         """Compile; the model itself is left as it was. Takes a minute or so, twice that the first time.
 
         Args:
@@ -142,6 +166,7 @@ class CompiledForward:
             pool: Where sessions' keys and values are.
             cache_argument: What the model's forward calls its cache.
             keeps_logits: It has the argument `logits_to_keep`.
+            features: Where its hidden states are kept, if they are.
 
         Raises:
             Exception: Of many kinds, where there is no compiler or the model cannot be compiled as a whole.
@@ -149,8 +174,9 @@ class CompiledForward:
         _choose_cache()
         forward = _forward(loaded.model, cache_argument, keeps_logits)
         self._pool = pool
+        self._features = features
         self._graphs: dict[bool, Callable[..., torch.Tensor]] = {}
-        with _dressed(loaded.model) as self._projects:
+        with _dressed(loaded.model, features) as self._projects:
             for several in (False, True):
                 started_s = time.perf_counter()
                 self._graphs[several] = _compile(forward, _example(several, loaded.device), several)
@@ -171,6 +197,7 @@ class CompiledForward:
             segments: The sessions.
         """
         _running.pool, _running.segments, _running.projects = self._pool, segments, self._projects
+        _running.features = self._features
         several, rows = ids.shape[1] > 1, len(keep)
         if several and rows == 1:
             # A graph of any size is one of any size but 1.
@@ -200,11 +227,16 @@ def _forward(model: PreTrainedModel, cache_argument: str, keeps_logits: bool) ->
 
 
 @contextmanager
-def _dressed(model: PreTrainedModel) -> Iterator[list[Project]]:
-    """Exchange attention and packed projections for operators while a model is traced; give what they compute."""
+def _dressed(model: PreTrainedModel, features: FeaturePool | None) -> Iterator[list[Project]]:
+    """Exchange what has to be looked up in a pass for operators while a model is traced; give what projections compute.
+
+    Those are attention, packed projections, and the keeping of hidden states.
+    """
     packed = [module for module in model.modules() if isinstance(module, Projection) and module.packed]
     projects = [module.project for module in packed]
     model.set_attn_implementation(_NAME)
+    if features is not None:
+        features.keep = _keep_by_operator
     try:
         for index, module in enumerate(packed):
             module.project = _operator_of(index, module.width)
@@ -213,6 +245,13 @@ def _dressed(model: PreTrainedModel) -> Iterator[list[Project]]:
         for module, project in zip(packed, projects, strict=True):
             module.project = project
         model.set_attn_implementation(attention.NAME)
+        if features is not None:
+            features.keep = features.write
+
+
+def _keep_by_operator(states: torch.Tensor, part: int) -> torch.Tensor:
+    kept: torch.Tensor = torch.ops.paceline.keep(states, part)
+    return kept
 
 
 def _operator_of(index: int, width: int) -> Project:

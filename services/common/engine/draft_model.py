@@ -4,7 +4,7 @@
     a_i = body(x_1 .. x_i)                     q_(i+1) = softmax(H a_i)
 
 In the manner of EAGLE (Li et al. 2024, arXiv 2401.15077) and EAGLE-3 (arXiv 2503.01840): where the target's hidden
-states f_(i-1) are known, s_i = F f_(i-1); past them s_i = a_(i-1), the draft's own. A draft without features has x_i = E t_i.
+states f_(i-1) are known, s_i = F f_(i-1); past them s_i = a_(i-1), its own. A draft without features has x_i = E t_i.
 E and H are the target's own, and are read from the target; H has the rows of `head_ids` only.
 """
 
@@ -48,7 +48,8 @@ class DraftConfig:
     def read(cls, folder: Path) -> DraftConfig:
         """Read the configuration of a saved draft."""
         values: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})
 
 
 class Join(nn.Module):
@@ -62,7 +63,9 @@ class Join(nn.Module):
 
     def forward(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Return the joined input: [..., hidden]."""
-        joined = torch.cat([self.embedding_norm(embeddings), self.state_norm(states)], dim=-1)
+        # Under autocast F's states come in bfloat16 while the norm's weights stay float32.
+        states = self.state_norm(states.to(self.state_norm.weight.dtype))
+        joined = torch.cat([self.embedding_norm(embeddings), states], dim=-1)
         return self.projection(joined)  # type: ignore[no-any-return]
 
 
@@ -107,7 +110,14 @@ class DraftModel(nn.Module):
     @property
     def head(self) -> torch.Tensor:
         """The target's head, the rows of `head_ids`: [head, hidden]."""
-        return self._head[0]
+        head: torch.Tensor = self._head[0]
+        return head
+
+    @property
+    def embeddings(self) -> nn.Module:
+        """The target's embeddings."""
+        embedding: nn.Module = self._embedding[0]
+        return embedding
 
     def embed(self, tokens: torch.Tensor, states: torch.Tensor | None = None) -> torch.Tensor:
         """Return the input of the first layer.
@@ -167,9 +177,18 @@ def _body(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     return body  # type: ignore[no-any-return]
 
 
+def layer_list(model: nn.Module, count: int) -> nn.ModuleList:
+    """Return a decoder's layers."""
+    layers = model.get_submodule(_layers_path(model, count))
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
 def _layers_path(model: nn.Module, count: int) -> str:
     """Return the name of the list of layers."""
-    lists = (name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    lists = (
+        name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count
+    )
     return str(next(lists))
 
 

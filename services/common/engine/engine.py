@@ -16,12 +16,14 @@ from concurrent.futures import Future
 import torch
 
 from services.common.engine.admission import Admission
+from services.common.engine.features import FeaturePool
 from services.common.engine.kv_memory import KvMemory
 from services.common.engine.model import LoadedModel
 from services.common.engine.options import EngineOptions, pool_size
 from services.common.engine.planner import Pass, Planner
 from services.common.engine.runner import Feed, ModelRunner
 from services.common.engine.scheduler import Share
+from services.common.engine.served_draft import ServedDraft
 from services.common.engine.session import ModelSession
 from services.common.engine.stats import EngineCounters, EngineStats
 from services.common.engine.work import SessionClosedError, Work
@@ -40,6 +42,7 @@ class Engine:
         counters: What it has done.
         context_length: Longest sequence that a session can become.
         vocab_size: Ids 0..vocab_size-1 exist.
+        needs_states: The model is a draft that is fed with the target's states.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Engine:
             StartupError: The model cannot be served, or there is no memory for a single session.
         """
         self.vocab_size = loaded.vocab_size
+        self.needs_states = isinstance(loaded.model, ServedDraft) and loaded.model.feature_width > 0
         self.counters = EngineCounters()
         self._on_death = on_death
         self._ready = threading.Event()
@@ -67,7 +71,7 @@ class Engine:
         self._thread.start()
         self._runner, size = prepared.result()
         self.context_length = min(loaded.context_length or size, size)
-        self._memory = KvMemory(size, reuse=options.prefix_reuse)
+        self._memory = KvMemory(size, reuse=options.prefix_reuse and not self.needs_states)
         # Guards the memory's books, the sequences and the list of those that wait; never held during a pass.
         self._changed = threading.Condition()
         self._admission = Admission(self._memory, self._changed, options.admission)
@@ -81,6 +85,11 @@ class Engine:
     def queue(self) -> int:
         """Requests that wait for a pass or are in one."""
         return len(self._waiting)
+
+    @property
+    def features(self) -> FeaturePool | None:
+        """The hidden states of all places; None where none are kept."""
+        return self._runner.features
 
     @property
     def memory(self) -> KvMemory:
@@ -251,7 +260,7 @@ class Engine:
 
 
 def _prepare(loaded: LoadedModel, options: EngineOptions) -> tuple[ModelRunner, int]:
-    runner = ModelRunner(loaded)
+    runner = ModelRunner(loaded, options.feature_layers)
     size = pool_size(options, loaded, runner.token_bytes)
     runner.prepare(size)
     if options.compile:

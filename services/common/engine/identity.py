@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 _SAMPLE = 4096
 
 
-def weights_hash(model: PreTrainedModel) -> str:
+def weights_hash(model: nn.Module) -> str:
     """Return a hash over every tensor's name, shape, dtype and up to 4096 of its elements, evenly spread.
 
     A sample and not all: hashing gigabytes would take longer than loading them.

@@ -19,12 +19,15 @@ class Lease:
         length: Places, the longest that the sequence can become.
         sequence: Its tokens, and how many of them are cached.
         live: A session owns it; else it is a kept prefix, which goes when its places are needed.
+        stated: Of a draft that is fed with the target's states: the first positions before which a state is known, the
+            target's or its own. Before the first token there is none to know.
     """
 
     start: int
     length: int
     sequence: CachedSequence = field(default_factory=CachedSequence)
     live: bool = True
+    stated: int = 1
 
     @property
     def tokens(self) -> Sequence[int]:

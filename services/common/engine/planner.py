@@ -10,7 +10,7 @@ from services.common.engine.prefixes import BLOCK
 from services.common.engine.runner import Feed
 from services.common.engine.scheduler import PassLimits, Share, plan_pass
 from services.common.engine.stats import EngineCounters
-from services.common.engine.work import SessionClosedError, Work
+from services.common.engine.work import MissingStatesError, SessionClosedError, Work
 from services.common.specdec.errors import UnknownPrefixError
 
 
@@ -61,7 +61,7 @@ class Planner:
                 # One that is cancelled too: its owner goes on from the sequence that it asked for.
                 work.begin()
                 self._memory.publish(work.lease)
-        except (SessionClosedError, UnknownPrefixError) as error:
+        except (SessionClosedError, UnknownPrefixError, MissingStatesError) as error:
             work.finish(error)
             return False
         if work.cancelled:

@@ -13,9 +13,11 @@ from transformers.cache_utils import DynamicCache
 
 from services.common.engine import attention
 from services.common.engine.compiled import MOST_TOKENS, CompiledForward
+from services.common.engine.features import FeaturePool
 from services.common.engine.kv_pool import KvPool, LayerShape, layer_shapes
 from services.common.engine.model import LoadedModel, ModelLoadError
 from services.common.engine.projections import exchange_projections
+from services.common.engine.served_draft import Given, ServedDraft
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +35,14 @@ class Feed:
         position: Of the first token fed.
         tokens: To feed.
         rows: Logits are wanted after each of the last `rows` of them.
+        given: For a draft that is fed with the target's states: what is known of them now.
     """
 
     start: int
     position: int
     tokens: Sequence[int]
     rows: int
+    given: Given | None = None
 
 
 class ModelRunner:
@@ -46,15 +50,22 @@ class ModelRunner:
 
     Attributes:
         shapes: What each layer keeps of a token.
+        features: The model's hidden states at every place, None where nobody wants them.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, feature_layers: Sequence[int] = ()) -> None:
         """Find out what the model keeps of a token.
+
+        Args:
+            loaded: The model.
+            feature_layers: After how many layers hidden states are kept for a draft; none keeps nothing.
 
         Raises:
             ModelLoadError: Its attention cannot be replaced.
+            StartupError: It has no such layers.
         """
         self._loaded = loaded
+        self._draft = loaded.model if isinstance(loaded.model, ServedDraft) else None
         known = loaded.forward_arguments
         # transformers renamed past_key_values; models with code of their own may still have the old name.
         self._cache_argument = "cache" if "cache" in known else "past_key_values"
@@ -68,13 +79,17 @@ class ModelRunner:
             arguments = {self._cache_argument: cache, "use_cache": True}
             self._expected = loaded.model(input_ids=self._sample.unsqueeze(0).to(loaded.device), **arguments).logits[0]
         self.shapes: dict[int, LayerShape] = layer_shapes(cache)
+        self.features = FeaturePool(loaded.model, feature_layers) if feature_layers else None
+        # The library's own forward, with which the model is compared at start, looks back on everything.
+        self._window: int | None = None
         self._pool: KvPool | None = None
         self._compiled: CompiledForward | None = None
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that a token takes in the KV pool."""
-        return sum(shape.token_bytes for shape in self.shapes.values())
+        """Bytes that a token takes in the KV pool, and beside it."""
+        beside = sum(held.token_bytes for held in (self.features, self._draft) if held is not None)
+        return beside + sum(shape.token_bytes for shape in self.shapes.values())
 
     @property
     def compiled(self) -> bool:
@@ -88,6 +103,10 @@ class ModelRunner:
             ModelLoadError: They differ by more than float noise.
         """
         self._pool = KvPool(self.shapes, size)
+        if self.features is not None:
+            self.features.allocate(size, self._loaded.device)
+        if self._draft is not None:
+            self._draft.allocate(size)
         self._loaded.model.set_attn_implementation(attention.NAME)
         with torch.inference_mode():
             self._check("attention over the KV pool")
@@ -97,12 +116,14 @@ class ModelRunner:
             except Exception as error:
                 log.warning("the model's own projections are used: %s", error)
                 undo()
+        self._window = self._draft.window if self._draft is not None else None
 
     def compile(self) -> None:
         """Run small passes through a compiled forward from now on; where that cannot be, log why and go on without."""
         with torch.inference_mode():
             try:
-                self._compiled = CompiledForward(self._loaded, self._ready(), self._cache_argument, self._keeps_logits)
+                arguments = self._cache_argument, self._keeps_logits, self.features
+                self._compiled = CompiledForward(self._loaded, self._ready(), *arguments)
                 self._check("compiled passes")
             # A compiler raises all kinds of exceptions, and no pass needs it.
             except Exception as error:
@@ -121,8 +142,10 @@ class ModelRunner:
         log.info("warm after %.1f s", time.perf_counter() - started_s)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of a prefix from one session's places to another's."""
+        """Copy what is kept of a prefix from one session's places to another's."""
         self._ready().copy(source, target, length)
+        if self.features is not None:
+            self.features.copy(source, target, length)
 
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
         """Run one pass; return for each feed the logits that it wants: [rows, vocab], in the model's dtype."""
@@ -132,12 +155,17 @@ class ModelRunner:
         positions, places, wanted = [], [], []
         for feed in feeds:
             count, end = len(feed.tokens), feed.position + len(feed.tokens)
-            segments.append(attention.Segment(len(tokens), count, feed.start, end))
+            segments.append(attention.Segment(len(tokens), count, feed.start, end, self._window))
             tokens += feed.tokens
             positions.append(torch.arange(feed.position, end))
             places.append(torch.arange(feed.start + feed.position, feed.start + end))
             wanted.append(torch.arange(len(tokens) - feed.rows, len(tokens)))
-        pool.write_to(torch.cat(places))
+        at_places = torch.cat(places)
+        pool.write_to(at_places)
+        if self.features is not None:
+            self.features.write_to(at_places)
+        if self._draft is not None:
+            self._draft.begin_pass(feeds)
         keep = torch.cat(wanted) if any(feed.rows for feed in feeds) else torch.tensor([len(tokens) - 1])
         ids, at = torch.tensor([tokens]).to(device), torch.cat(positions).unsqueeze(0).to(device)
         logits = self._logits(ids, at, keep.to(device), segments)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from services.common.engine.kv_memory import Lease
+from services.common.engine.served_draft import Given
 from services.common.engine.timing import PassTiming
 from services.common.engine.work import Work
 from services.common.specdec.errors import InvalidFieldError
@@ -25,11 +26,13 @@ class ModelSession:
     Attributes:
         capacity: Most tokens that can be fed.
         lease: The places; None once closed.
+        needs_states: The model is a draft that is fed with the target's states.
     """
 
     def __init__(self, engine: Engine, lease: Lease) -> None:
         self.capacity = lease.length
         self.lease: Lease | None = lease
+        self.needs_states = engine.needs_states
         self._engine = engine
 
     async def evaluate(
@@ -62,7 +65,12 @@ class ModelSession:
         return results[0], work.timing
 
     async def generate(
-        self, base_length: int, tokens: Sequence[int], count: int, draw: Callable[[torch.Tensor], tuple[T, int | None]]
+        self,
+        base_length: int,
+        tokens: Sequence[int],
+        count: int,
+        draw: Callable[[torch.Tensor], tuple[T, int | None]],
+        given: Given | None = None,
     ) -> AsyncGenerator[tuple[T, PassTiming], None]:
         """Keep `base_length` tokens, append `tokens`, then draw tokens one by one, each fed in the pass after.
 
@@ -75,9 +83,12 @@ class ModelSession:
             count: Most tokens to draw.
             draw: Makes of the logits [1, vocab] an item to yield, and the token to append; None is none, and no more
                 is drawn. On the engine's thread.
+            given: The target's states that a draft lacks; it has them once the first logits are drawn from.
 
         Raises:
             As `evaluate`.
+            MissingStatesError: There are tokens before which no state is known, so nothing is drawn; the tokens are
+                taken in.
         """
         items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -87,7 +98,7 @@ class ModelSession:
             loop.call_soon_threadsafe(items.put_nowait, (item,))
             return token
 
-        work = self._submit(base_length, tokens, 1, step, count)
+        work = self._submit(base_length, tokens, 1, step, count, given)
         work.done.add_done_callback(lambda _: items.put_nowait(None))
         try:
             while (item := await items.get()) is not None:
@@ -112,6 +123,21 @@ class ModelSession:
         work.cancelled = True
         work.done.cancel()
 
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the features that are kept of a position."""
+        return self._engine.features.token_bytes if self._engine.features is not None else 0
+
+    def features(self, start: int) -> bytes | None:
+        """Return the features of the cached positions from `start` on, as `FeaturePool.read`; None where none are kept.
+
+        On the engine's thread.
+        """
+        pool, lease = self._engine.features, self.lease
+        if pool is None or lease is None:
+            return None
+        return pool.read(lease.start + start, lease.start + lease.cached)
+
     def distrust(self) -> None:
         """Forget what is cached, so that the next request feeds it again and no other session is given any of it."""
         self._engine.forget(self)
@@ -127,6 +153,7 @@ class ModelSession:
         rows: int,
         step: Callable[[torch.Tensor], int | None],
         steps: int = 1,
+        given: Given | None = None,
     ) -> Work:
         limit = self._engine.vocab_size
         if tokens and not (min(tokens) >= 0 and max(tokens) < limit):
@@ -136,6 +163,6 @@ class ModelSession:
             raise InvalidFieldError(
                 "base_length + tokens", total, f"at most {self.capacity}, what the session reserved"
             )
-        work = Work(self, base_length, tokens, rows, step, steps)
+        work = Work(self, base_length, tokens, rows, step, steps, given)
         self._engine.submit(work)
         return work

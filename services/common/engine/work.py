@@ -12,6 +12,7 @@ import torch
 
 from services.common.engine.kv_memory import Lease
 from services.common.engine.runner import Feed
+from services.common.engine.served_draft import Given
 from services.common.engine.timing import PassTiming
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 class SessionClosedError(Exception):
     """The session was closed before this request had its turn."""
+
+
+class MissingStatesError(Exception):
+    """A draft lacks the target's states before some of the tokens that it has to be fed; it has taken the tokens in."""
 
 
 class Work:
@@ -44,6 +49,7 @@ class Work:
         rows: int,
         step: Callable[[torch.Tensor], int | None],
         steps: int = 1,
+        given: Given | None = None,
     ) -> None:
         self.session = session
         self.rows = rows
@@ -57,6 +63,7 @@ class Work:
         self._base_length = base_length
         self._tokens = tokens
         self._steps = steps
+        self._given = given
         self._submitted_s = time.perf_counter()
 
     @property
@@ -76,9 +83,19 @@ class Work:
         Raises:
             UnknownPrefixError: It starts past the end of the sequence; nothing has changed.
             SessionClosedError: The session is closed.
+            MissingStatesError: There are tokens before which no state is known.
         """
-        sequence = self.lease.sequence
+        lease = self.lease
+        sequence = lease.sequence
         sequence.rebase(self._base_length, self._tokens)
+        if self.session.needs_states:
+            # The state before a token follows from the tokens before it.
+            lease.stated = max(1, min(lease.stated, self._base_length + 1))
+            if self._stated(lease.stated) < len(sequence.tokens):
+                raise MissingStatesError
+            if self._given is not None:
+                # What was fed with a guess in the place of a state is fed again.
+                sequence.cached = min(sequence.cached, self._given.start + 1)
         self.pending = len(sequence.pending(self.rows))
         self.begun = True
 
@@ -86,7 +103,7 @@ class Work:
         """Return the next `count` positions, with the logits that are wanted where they are the last ones."""
         lease = self.lease
         tokens = lease.tokens[lease.cached : lease.cached + count]
-        return Feed(lease.start, lease.cached, tokens, self.rows if complete else 0)
+        return Feed(lease.start, lease.cached, tokens, self.rows if complete else 0, self._given)
 
     def reuse(self, length: int) -> None:
         """Note that the first `length` positions have come from another session's cache."""
@@ -104,9 +121,20 @@ class Work:
 
     def fed(self, count: int) -> None:
         """Note that `count` more positions are cached."""
-        self.lease.sequence.cached += count
+        lease = self.lease
+        lease.sequence.cached += count
         self.pending -= count
+        if self.session.needs_states:
+            lease.stated, self._given = self._stated(lease.stated), None
+            if not self.pending and self.rows == 1:
+                # Its own state after the last token is known too.
+                lease.stated = max(lease.stated, lease.cached + 1)
         self.timing = dataclasses.replace(self.timing, forward_tokens=self.timing.forward_tokens + count)
+
+    def _stated(self, before: int) -> int:
+        """Return before how many of the first tokens a state is known, what is given now included."""
+        given = self._given
+        return max(before, given.end + 1) if given is not None and given.start < before else before
 
     def spent(self, seconds: float) -> None:
         """Add to the time in passes."""

@@ -12,10 +12,12 @@ from typing import Any
 
 from services.common.engine.admission import AdmissionLimits
 from services.common.engine.default_model import ensure_default_model, paceline_home
+from services.common.engine.draft_model import default_feature_layers
 from services.common.engine.engine import Engine
 from services.common.engine.model import LoadedModel, LoadOptions, load_model
 from services.common.engine.options import EngineOptions
 from services.common.engine.scheduler import PassLimits
+from services.common.specdec.errors import StartupError
 
 log = logging.getLogger(__name__)
 
@@ -36,24 +38,49 @@ def _engine_options(settings: Any) -> EngineOptions:
     )
 
 
-async def start_engine(settings: Any, on_death: Callable[[], None]) -> tuple[LoadedModel, Engine]:
+async def start_engine(
+    settings: Any,
+    on_death: Callable[[], None],
+    load: Callable[[LoadOptions], LoadedModel] | None = None,
+    features: str = "none",
+) -> tuple[LoadedModel, Engine]:
     """Load a worker's model and start its engine, away from the event loop.
 
     In a thread that ends: one that has computed and lives on slows the passes down, see `Engine`.
+
+    Args:
+        settings: The worker's.
+        on_death: See `Engine`.
+        load: How the model is loaded; None for a causal language model.
+        features: After how many layers hidden states are kept: "none", "auto", or numbers such as "7,15,22,30".
 
     Raises:
         StartupError: The model cannot be had, or not be served.
     """
 
     def start() -> tuple[LoadedModel, Engine]:
-        loaded = _load(_load_options(settings))
-        return loaded, Engine(loaded, _engine_options(settings), on_death)
+        loaded = (load or load_causal)(_load_options(settings))
+        # A model is hundreds of thousands of objects that never go: the collector would walk them again and again.
+        gc.freeze()
+        options = dataclasses.replace(_engine_options(settings), feature_layers=_feature_layers(features, loaded))
+        return loaded, Engine(loaded, options, on_death)
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as threads:
         return await asyncio.get_running_loop().run_in_executor(threads, start)
 
 
-def _load(options: LoadOptions) -> LoadedModel:
+def _feature_layers(features: str, loaded: LoadedModel) -> tuple[int, ...]:
+    if features == "none":
+        return ()
+    if features == "auto":
+        return default_feature_layers(loaded.config.num_hidden_layers)
+    try:
+        return tuple(int(layer) for layer in features.split(","))
+    except ValueError:
+        raise StartupError(f"--features is {features!r}: must be auto, none, or numbers such as 7,15,22,30") from None
+
+
+def load_causal(options: LoadOptions) -> LoadedModel:
     """Load a model, fetching the default one first where it is asked for by the name `default`.
 
     Raises:
@@ -65,8 +92,6 @@ def _load(options: LoadOptions) -> LoadedModel:
         options = dataclasses.replace(options, model=str(folder))
     log.info("loading %s", options.model)
     loaded = load_model(options)
-    # A model is hundreds of thousands of objects that never go: without this the collector walks them again and again.
-    gc.freeze()
     log.info(
         "%s in %s on %s: %d ids, context %d",
         *(loaded.model_id, loaded.dtype, loaded.device, loaded.vocab_size, loaded.context_length),

@@ -13,6 +13,9 @@ import numpy.typing as npt
 MAX_GAMMA: Final = 64
 """Most drafts in a round, whoever asks: a worker holds a row over the vocabulary for each of them at once."""
 
+MAX_FEATURE_BYTES: Final = 8 * 2**20
+"""Most bytes of the target's hidden states in a message; a draft looks back no further than they reach."""
+
 FloatArray: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 

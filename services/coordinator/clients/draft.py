@@ -18,6 +18,7 @@ from services.common.rpc import telemetry
 from services.common.rpc.codec import decode_row
 from services.common.rpc.stream import Stream, StreamLostError
 from services.common.specdec.types import Draft
+from services.coordinator.clients.features import FeatureRelay
 from services.coordinator.clients.move import Move
 from services.coordinator.clients.session import Line, call_of
 from services.coordinator.ports import Proposal
@@ -63,6 +64,7 @@ class DraftSession:
         info: Callable[[], worker_pb2.ModelInfo | None],
         timeout_s: float,
         on_lost: Callable[[], None],
+        features: FeatureRelay | None = None,
     ) -> None:
         """Make a session; the stream is opened by the first propose.
 
@@ -72,12 +74,14 @@ class DraftSession:
             info: Tells which draft fits the target now, None while none does.
             timeout_s: A round waits this long for its drafts.
             on_lost: Told of every lost stream.
+            features: Where the target's hidden states come from, for a draft that is fed with them.
         """
         self._stub = stub
         self._start = start
         self._info = info
         self._timeout_s = timeout_s
         self._on_lost = on_lost
+        self._features = features
         self._line: DraftLine | None = None
         self._was_opened = False
         self._move: Move[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse] = Move()
@@ -178,17 +182,28 @@ class DraftSession:
         return line
 
     async def _ask(self, line: DraftLine, asked: _Asked) -> None:
+        # gRPC refuses two messages at a time, and one that is given up half-way ends the call and its session with it:
+        # a message goes out whole, whoever still waits for it. From here to there nothing may be given up either.
+        if self._sending is not None and not self._sending.done():
+            await asyncio.wait((self._sending,))
         request = draft_pb2.ProposeRequest(round=asked.round_index, gamma=asked.gamma)
         telemetry.inject(asked.span, request)
         base, tokens = line.remote.plan(asked.committed, asked.held)
         request.base_length = base
         request.tokens[:] = tokens
-        # gRPC refuses two messages at a time, and one that is given up half-way ends the call and its session with it:
-        # a message goes out whole, whoever still waits for it.
-        if self._sending is not None and not self._sending.done():
-            await asyncio.wait((self._sending,))
+        if (features := self._lacking(line, len(asked.committed))) is not None:
+            request.features.CopyFrom(features)
         self._sending = asyncio.create_task(self._send(line, request))
         await asyncio.shield(self._sending)
+
+    def _lacking(self, line: DraftLine, committed: int) -> worker_pb2.Features | None:
+        """Return the hidden states that this worker lacks and that are here; it has them then."""
+        if self._features is None:
+            return None
+        self._features.known_end = line.features_end
+        features = self._features.take(committed)
+        line.features_end = self._features.known_end
+        return features
 
     async def _send(self, line: DraftLine, request: draft_pb2.ProposeRequest) -> None:
         if line.start is not None:
@@ -205,6 +220,7 @@ class DraftSession:
                 continue
             if reply.HasField("known_length"):
                 line.remote.forget(reply.known_length)
+                line.features_end = None
                 await self._ask(line, asked)
                 continue
             yield reply
@@ -225,6 +241,8 @@ class DraftSession:
     async def _drop(self, lost: StreamLostError) -> None:
         log.warning("request %s: draft lost: %s", self._start.request_id, lost)
         self._on_lost()
+        if self._features is not None:
+            self._features.known_end = None
         self._unanswered = None
         self._move.hold_off()
         line, self._line = self._line, None

@@ -22,6 +22,7 @@ class Question:
         supports: For each row that is asked for the ids where the q that tests it is not 0; None for whole rows.
         head: Most entries of a row besides.
         fetch: Which row alone; None for all.
+        features_from: From which position on hidden states are asked for too; None asks for none.
     """
 
     round_index: int
@@ -30,6 +31,7 @@ class Question:
     supports: Sequence[Ids] | None
     head: int
     fetch: int | None = None
+    features_from: int | None = None
 
     @property
     def returned(self) -> int:
@@ -39,7 +41,7 @@ class Question:
     def again(self, index: int, support: Ids | None) -> Question:
         """Return the question for one of the rows, over another support or whole."""
         supports = None if support is None else [support]
-        return dataclasses.replace(self, fetch=index, supports=supports)
+        return dataclasses.replace(self, fetch=index, supports=supports, features_from=None)
 
     def message(self) -> target_pb2.VerifyRequest:
         """Return the message, without the tokens: which of them a worker lacks depends on the worker."""
@@ -49,4 +51,5 @@ class Question:
             supports=[encode_support(ids) for ids in self.supports or ()],
             head=self.head,
             fetch=self.fetch,
+            features_from=self.features_from,
         )

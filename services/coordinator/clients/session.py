@@ -51,6 +51,7 @@ class Line(Generic[Request, Reply]):
         start: Opens the session: what the first request has to carry, None once it has.
         remote: What the worker knows of the text.
         draining: The worker has said that it is going to stop.
+        features_end: One past the last position whose features a draft has been given; None where it has none.
     """
 
     def __init__(self, stream: Stream[Request, Reply], start: worker_pb2.SessionStart) -> None:
@@ -58,6 +59,7 @@ class Line(Generic[Request, Reply]):
         self.start: worker_pb2.SessionStart | None = start
         self.remote = RemoteSequence()
         self.draining = False
+        self.features_end: int | None = None
 
     async def close(self) -> None:
         """Free the session, at the worker too."""

@@ -18,7 +18,8 @@ from services.common.rpc import telemetry
 from services.common.rpc.codec import decode_target_row
 from services.common.rpc.stream import Stream, StreamLostError
 from services.common.specdec.partial import NO_IDS, AnyRow, Ids, PartialRow
-from services.common.specdec.types import Draft
+from services.common.specdec.types import MAX_GAMMA, Draft
+from services.coordinator.clients.features import FeatureRelay
 from services.coordinator.clients.move import Move
 from services.coordinator.clients.question import Question
 from services.coordinator.clients.session import Backoff, Line, call_of
@@ -52,6 +53,8 @@ class TargetSession:
         on_lost: Callable[[], None],
         is_current: Callable[[], bool],
         heads: RowHeads | None = None,
+        whole_rows: int = MAX_GAMMA + 1,
+        features: FeatureRelay | None = None,
     ) -> None:
         """Make a session; the stream is opened by the first verify.
 
@@ -63,6 +66,8 @@ class TargetSession:
             on_lost: Told of every lost stream.
             is_current: Whether the target that the request was planned for is still the one that new requests get.
             heads: How much of a row is asked for; None asks for whole rows.
+            whole_rows: How many of those a message has room for.
+            features: Where the draft's hidden states go; None asks for none.
         """
         self._stub = stub
         self._start = start
@@ -71,6 +76,8 @@ class TargetSession:
         self._on_lost = on_lost
         self._is_current = is_current
         self._heads = heads
+        self._whole_rows = whole_rows
+        self._features = features
         self._line: TargetLine | None = None
         self._move: Move[target_pb2.VerifyRequest, target_pb2.VerifyResponse] = Move()
         self._has_answered = False
@@ -86,7 +93,10 @@ class TargetSession:
         """
         started_s = time.perf_counter()
         await self._leave_draining(round_index, committed)
-        question = Question(round_index, committed, [draft.token for draft in drafts], *self._form(drafts))
+        form = self._form(drafts)
+        wanted = self._features.ask_from(len(committed)) if self._features is not None else None
+        tokens = [draft.token for draft in drafts]
+        question = Question(round_index, committed, tokens, *form, features_from=wanted)
         rows, timing = await self._answer(question, span)
         elapsed_s = time.perf_counter() - started_s
         if self._heads is not None and question.head and any(isinstance(row, PartialRow) for row in rows):
@@ -101,12 +111,17 @@ class TargetSession:
         )
 
     def _form(self, drafts: Sequence[Draft]) -> tuple[Sequence[Ids] | None, int]:
-        """Return the supports and the head to ask for: none where a q is so wide that rows may as well come whole."""
-        if self._heads is None or any(draft.q.nbytes > _WIDE_BYTES for draft in drafts):
+        """Return the supports and the head to ask for; no supports for whole rows."""
+        if self._heads is None:
             return None, 0
+        nowhere = [NO_IDS] * (len(drafts) + 1)
         if self._start.verification == worker_pb2.VERIFICATION_COUPLED:
             # The worker chooses from all of the row, by the same noise.
-            return [NO_IDS] * (len(drafts) + 1), 0
+            return nowhere, 0
+        if any(draft.q.nbytes > _WIDE_BYTES for draft in drafts):
+            # So wide that rows may as well come whole. Where a message has no room for them all, those that are reached
+            # are fetched one by one.
+            return (None, 0) if len(nowhere) <= self._whole_rows else (nowhere, self._heads.size)
         return [*(draft.q.support for draft in drafts), NO_IDS], self._heads.size
 
     async def _fetch(
@@ -167,6 +182,8 @@ class TargetSession:
             told = f"{came} rows came, {question.returned} were asked for"
             raise StreamLostError(grpc.StatusCode.INTERNAL, told)
         self._has_answered = True
+        if self._features is not None and reply.HasField("features"):
+            self._features.put(reply.features)
         supports = question.supports or itertools.repeat(None)
         return tuple(map(decode_target_row, reply.rows, supports)), reply.timing
 

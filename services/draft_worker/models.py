@@ -1,0 +1,48 @@
+"""The drafters that are models: what a folder holds decides which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from paceline.v1 import worker_pb2
+from services.common.engine.draft_loading import is_draft, load_draft
+from services.common.engine.engine import Engine
+from services.common.engine.model import LoadedModel, LoadOptions
+from services.common.engine.served_draft import ServedDraft
+from services.common.engine.worker import load_causal
+from services.common.specdec.types import MAX_FEATURE_BYTES, MAX_GAMMA
+from services.draft_worker.config import DraftSettings
+from services.draft_worker.feature_proposer import FeatureProposer
+from services.draft_worker.model_proposer import ModelProposer
+from services.draft_worker.proposer import Proposer
+from services.draft_worker.truncation import Truncation
+
+
+def load(settings: DraftSettings) -> Callable[[LoadOptions], LoadedModel]:
+    """Return how the model is loaded: a draft that was made for its target, or any causal language model."""
+    return partial(load_draft, target_model=settings.target_model) if is_draft(settings.model) else load_causal
+
+
+def features_of(loaded: LoadedModel) -> worker_pb2.FeatureSpec | None:
+    """Return which of the target's hidden states a draft is fed with, None where it is not."""
+    model = loaded.model
+    if not isinstance(model, ServedDraft) or not model.feature_width:
+        return None
+    # What has been accepted since they were asked for comes on top.
+    window = min(model.window, MAX_FEATURE_BYTES // (2 * model.feature_width) - MAX_GAMMA - 1)
+    return worker_pb2.FeatureSpec(layers=model.draft.config.feature_layers, width=model.feature_width, window=window)
+
+
+def proposer_of(settings: DraftSettings, loaded: LoadedModel, engine: Engine) -> Proposer:
+    """Return the drafter that an engine's model makes."""
+    truncation = Truncation(settings.draft_top_k, settings.draft_top_p)
+    if not isinstance(loaded.model, ServedDraft):
+        return ModelProposer(engine, truncation)
+    ids = loaded.model.draft.head_ids.cpu().numpy().astype(np.uint32)
+    features = features_of(loaded)
+    if features is None:
+        return ModelProposer(engine, truncation, ids)
+    return FeatureProposer(engine, features.window, features.width, ids, truncation)
