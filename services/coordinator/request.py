@@ -11,7 +11,7 @@ from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import worker_pb2
 from services.common.rpc.codec import decode_sampling, decode_verification
 from services.common.specdec.errors import InvalidFieldError
-from services.common.specdec.types import SamplingParams, VerificationMode
+from services.common.specdec.types import MAX_GAMMA, SamplingParams, VerificationMode
 from services.coordinator.answer import StopRules
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.text import TextCodec
@@ -83,25 +83,35 @@ def plan(request: pb.GenerateRequest, request_id: str, target: Target, settings:
     seeded = request.HasField("seed")
     usual = VerificationMode.COUPLED if seeded else VerificationMode.TOKEN
     verification = decode_verification("verification", request.verification, usual)
+    may_adapt = not (seeded and verification is VerificationMode.TOKEN)
+    adaptive = may_adapt and settings.adaptive_gamma and not request.HasField("gamma")
     return Plan(
         request_id=request_id,
         prompt=prompt,
         params=decode_sampling(request.sampling, target.defaults),
         seed=request.seed if seeded else secrets.randbits(64),
         max_tokens=_max_tokens(request, len(prompt), target.context_length, settings.default_max_tokens),
-        gamma=_gamma(request, target.info.vocab_size, settings),
+        gamma=_gamma(
+            request, target.info.vocab_size, settings, settings.max_gamma if adaptive else settings.default_gamma
+        ),
         stop=_stop_rules(request.stop, target.info),
         vocab_size=target.info.vocab_size,
         verification=verification,
-        may_adapt=not (seeded and verification is VerificationMode.TOKEN),
+        may_adapt=may_adapt,
+        adaptive_gamma=adaptive,
     )
 
 
-def _gamma(request: pb.GenerateRequest, vocab_size: int, settings: CoordinatorSettings) -> int:
+def whole_rows(vocab_size: int, message_mib: int) -> int:
+    """Return how many whole rows a message has room for."""
+    return (message_mib * 2**20 - _ROOM_BYTES) // (4 * vocab_size)
+
+
+def _gamma(request: pb.GenerateRequest, vocab_size: int, settings: CoordinatorSettings, default: int) -> int:
     # A reply with more dense rows than fit in a message would look like a lost target, again and again.
-    fit = max(0, (settings.max_message_mib * 2**20 - _ROOM_BYTES) // (4 * vocab_size) - 1)
+    fit = MAX_GAMMA if settings.partial_rows else max(0, whole_rows(vocab_size, settings.max_message_mib) - 1)
     if not request.HasField("gamma"):
-        return min(settings.default_gamma, fit)
+        return min(default, fit)
     if not 0 <= request.gamma <= settings.max_gamma:
         raise InvalidFieldError("gamma", request.gamma, f"0 to {settings.max_gamma} (--max-gamma)")
     if request.gamma > fit:

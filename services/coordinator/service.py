@@ -16,18 +16,18 @@ from services.common.rpc import telemetry
 from services.common.rpc.codec import encode_sampling, encode_verification
 from services.common.rpc.errors import Context, RpcError, status_of, statuses
 from services.common.specdec.acceptance import BadTargetRowError
-from services.common.specdec.types import Origin
+from services.common.specdec.types import Origin, VerificationMode
 from services.coordinator.admission import Admission
 from services.coordinator.answer import Answer, Finish, Piece
-from services.coordinator.clients import DraftSession, TargetSession, session_start
+from services.coordinator.clients import DraftSession, FeatureRelay, TargetSession, session_start
 from services.coordinator.config import CoordinatorSettings
-from services.coordinator.gamma import FixedGamma
+from services.coordinator.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, Speculation
 from services.coordinator.heads import RowHeads
 from services.coordinator.loop import Rounds
 from services.coordinator.observe import Instruments, RequestObserver, tracer
 from services.coordinator.overlap import FixedOverlap, overlap_policy
 from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError
-from services.coordinator.request import Target, check_request_id, plan
+from services.coordinator.request import Target, check_request_id, plan, whole_rows
 from services.coordinator.stats import speculation_stats
 from services.coordinator.types import Plan, Round
 from services.coordinator.workers import Workers
@@ -59,6 +59,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._instruments = instruments
         self._overlap = overlap_policy(settings.overlap)
         self._heads = RowHeads(settings.row_head) if settings.partial_rows else None
+        self._speculation: dict[tuple[bool, VerificationMode, int], Speculation] = {}
         self._admission = Admission(settings.max_requests, instruments)
 
     # A coroutine that writes, not a generator that yields: a generator suspended at a yield when the client cancels is
@@ -108,6 +109,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     @contextlib.asynccontextmanager
     async def _rounds(self, todo: Plan, answer: Answer, target: Target, span: Span) -> AsyncIterator[Rounds]:
         """Make the rounds of a request, and free its sessions at both workers however it ends."""
+        features = FeatureRelay(lambda: self._workers.draft)
         verifier = TargetSession(
             self._workers.target_stub,
             session_start(todo, target.info.identity),
@@ -116,6 +118,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             on_lost=lambda: self._lost("target"),
             is_current=lambda: self._workers.serves(target),
             heads=self._heads,
+            whole_rows=whole_rows(todo.vocab_size, self._settings.max_message_mib),
+            features=features,
         )
         drafter: DraftSession | None = None
         if self._workers.draft_stub is not None:
@@ -125,8 +129,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 info=lambda: self._workers.draft,
                 timeout_s=self._settings.draft_timeout_s,
                 on_lost=lambda: self._lost("draft"),
+                features=features,
             )
-        gamma = FixedGamma(todo.gamma)
+        gamma = self._gamma(todo)
         overlap = self._overlap if todo.may_adapt else FixedOverlap(False)
         observer = RequestObserver(span, self._instruments)
         rounds = Rounds(todo, answer, gamma, overlap, drafter, verifier, observer)
@@ -137,6 +142,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             closing.push_async_callback(verifier.close)
             closing.push_async_callback(rounds.close)
             yield rounds
+
+    def _gamma(self, todo: Plan) -> GammaPolicy:
+        """Return what chooses gamma; requests whose rows and drafts are alike learn together."""
+        if not todo.adaptive_gamma:
+            return FixedGamma(todo.gamma)
+        alike = (todo.params.temperature == 0, todo.verification, todo.gamma)
+        if alike not in self._speculation:
+            self._speculation[alike] = Speculation(todo.gamma)
+        return AdaptiveGamma(self._speculation[alike])
 
     def _lost(self, which: str) -> None:
         self._instruments.lost.add(1, {"worker": which})
@@ -203,6 +217,7 @@ def _result(todo: Plan, answer: Answer, target: Target, rounds: Sequence[Round],
         usage=pb.Usage(prompt_tokens=len(todo.prompt), completion_tokens=answer.count),
         seed=todo.seed,
         gamma=todo.gamma,
+        adaptive_gamma=todo.adaptive_gamma,
         sampling=encode_sampling(todo.params),
         max_tokens=todo.max_tokens,
         speculation=speculation_stats(rounds),

@@ -30,7 +30,7 @@ def test_no_more_drafts_than_a_message_holds_rows() -> None:
     # 65 dense rows of this vocabulary are 65 MiB.
     codec = TextCodec(letter_tokenizer(3).to_str().encode(), CHAT_TEMPLATE, {})
     target = Target(worker_pb2.ModelInfo(vocab_size=2**18, context_length=100), codec, SamplingParams())
-    settings = CoordinatorSettings(max_gamma=64)
+    settings = CoordinatorSettings(max_gamma=64, partial_rows=False)
 
     def planned(**fields: int) -> int:
         return plan(pb.GenerateRequest(text="abc", **fields), "id", target, settings).gamma  # type: ignore[arg-type]
@@ -40,6 +40,9 @@ def test_no_more_drafts_than_a_message_holds_rows() -> None:
         planned(gamma=63)
     told = "gamma is 63: must be at most 62, what 64 MiB (--max-message-mib) hold of rows of 262144 ids"
     assert str(refused.value) == told
-    # A default is lowered, not refused.
-    settings = CoordinatorSettings(max_message_mib=4)
+    # What the request does not say is lowered, not refused.
+    settings = CoordinatorSettings(max_message_mib=4, partial_rows=False)
     assert planned() == 2
+    # Rows in part leave room.
+    settings = CoordinatorSettings(max_message_mib=4, max_gamma=64)
+    assert planned(gamma=64) == 64
