@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bench import adaptive, compare, coordinator, finish, gammas, overlap, passes, streams, wire
+from bench import adaptive, compare, coordinator, drafts, finish, gammas, overlap, passes, streams, wire
 
 
 class _Group(click.Group):
@@ -30,6 +30,7 @@ main.add_command(adaptive.main, "adaptive")
 main.add_command(wire.main, "wire")
 main.add_command(finish.main, "report")
 main.add_command(coordinator.main, "coordinator")
+main.add_command(drafts.main, "drafts")
 main.add_command(overlap.main, "overlap")
 main.add_command(passes.main, "passes")
 main.add_command(streams.main, "streams")
