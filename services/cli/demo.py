@@ -28,7 +28,9 @@ MAX_TOKENS = 160
 @click.option("--max-tokens", type=int32, metavar="N", default=MAX_TOKENS, show_default=True, help="Most tokens.")
 @click.option("--temperature", type=float, metavar="X", default=TEMPERATURE, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=uint64, metavar="N", help="Key of the random numbers.  [default: drawn, and shown]")
-@click.option("--gamma", type=int32, metavar="N", help="Drafts in a round; 0 uses the target alone.  [default: 4]")
+@click.option(
+    "--gamma", type=int32, metavar="N", help="Drafts in a round; 0 uses the target alone.  [default: what pays]"
+)
 @click.option("--model", metavar="MODEL", help="Local folder, hub id, GGUF file.  [default: SmolLM2-135M-Instruct]")
 def demo(model: str | None, **fields: Any) -> None:
     """Start the three services here, stream one answer, stop them.

@@ -46,7 +46,7 @@ from services.cli.waterfall import new_traceparent, waterfall
 )
 @click.option("--seed", type=uint64, metavar="N", help="Key of the random numbers.  [default: drawn, and returned]")
 @click.option(
-    "--gamma", type=int32, metavar="N", help="Drafts in a round; 0 uses the target alone.  [default: the server's]"
+    "--gamma", type=int32, metavar="N", help="Drafts in a round; 0 uses the target alone.  [default: what pays]"
 )
 @click.option(
     "--verification",

@@ -87,6 +87,7 @@ def answer_object(answer: Answer) -> dict[str, Any]:
         "usage": _plain(result.usage),
         "seed": result.seed,
         "gamma": result.gamma,
+        "adaptive_gamma": result.adaptive_gamma,
         "verification": verification_name(result),
         "sampling": _plain(result.sampling),
         "max_tokens": result.max_tokens,

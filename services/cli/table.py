@@ -35,7 +35,8 @@ def closing_table(answer: Answer) -> Table:
 
 def _title(answer: Answer) -> str:
     result = answer.result
-    return f"ended by {finish_reason(result)} · seed {result.seed} · gamma {result.gamma}"
+    gamma = f"up to {result.gamma}" if result.adaptive_gamma else result.gamma
+    return f"ended by {finish_reason(result)} · seed {result.seed} · gamma {gamma}"
 
 
 def _prompt(answer: Answer) -> str:

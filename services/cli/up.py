@@ -23,7 +23,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Precision of the models.  [default: auto]")
 @click.option("--drafter", type=click.Choice(("ngram", "model")), help="Kind of draft.  [default: ngram]")
 @click.option("--draft-model", metavar="MODEL", help="Draft model; makes --drafter model the default.")
-@click.option("--gamma", type=int, help="Drafts in a round where a request does not say.  [default: 4]")
+@click.option("--gamma", type=int, help="Drafts in a round where a request does not say.  [default: what pays]")
 @click.option("--verbose", is_flag=True, help="Show the services' logs.")
 def up(verbose: bool, **choices: Any) -> None:
     """Run the three services on this machine until Ctrl-C.
@@ -54,7 +54,7 @@ def service_arguments(
     if draft_model is not None:
         drafter = "model"
     return (
-        _flags(listen=listen, default_gamma=gamma),
+        [*_flags(listen=listen, default_gamma=gamma), *([] if gamma is None else ["--no-adaptive-gamma"])],
         _flags(drafter=drafter, model=draft_model, dtype=dtype),
         _flags(model=model, dtype=dtype),
     )

@@ -22,8 +22,13 @@ class CoordinatorSettings(ServerSettings):
     max_request_mib: int = Field(16, ge=1, le=1024, description="Largest request of a client, in MiB.")
     default_max_tokens: int = Field(512, ge=1, description="Tokens of an answer whose request does not say.")
     default_deadline_s: float = Field(600.0, gt=0, description="Time of a request whose client sets no deadline.")
-    default_gamma: int = Field(4, ge=0, description="Drafts in a round where the request does not say.")
-    max_gamma: int = Field(16, ge=0, le=MAX_GAMMA, description="Most drafts in a round that a request may ask for.")
+    adaptive_gamma: bool = Field(
+        True, description="Choose gamma anew for each round by what pays, where the request does not say."
+    )
+    default_gamma: int = Field(
+        4, ge=0, description="Drafts in a round where the request does not say and gamma may not adapt."
+    )
+    max_gamma: int = Field(16, ge=0, le=MAX_GAMMA, description="Most drafts in a round.")
     overlap: OverlapMode = Field(
         "auto", description="Drafting goes on while the target verifies; auto: where that is found to take less time."
     )

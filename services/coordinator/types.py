@@ -49,12 +49,13 @@ class Plan:
         params: How p and q are made from logits.
         seed: Key of all random numbers of the request.
         max_tokens: Most tokens to generate.
-        gamma: Most drafts in a round.
+        gamma: Drafts in a round; the most that there may be where gamma is adaptive.
         stop: When the answer ends before that.
         vocab_size: Entries of a row.
         verification: The rule.
         may_adapt: Gamma may follow the clock, and drafting may run ahead. Not under TOKEN with a seed that the client
             gave: the tokens would depend on both.
+        adaptive_gamma: Gamma is chosen round by round.
     """
 
     request_id: str
@@ -67,6 +68,7 @@ class Plan:
     vocab_size: int
     verification: VerificationMode = VerificationMode.TOKEN
     may_adapt: bool = True
+    adaptive_gamma: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ async def test_text_that_may_begin_a_stop_string_is_held_back_across_rounds() ->
 
 
 async def test_an_unseeded_run_can_be_repeated() -> None:
-    async with scripted_cluster(far_law(), default_gamma=3) as cluster:
+    async with scripted_cluster(far_law(), default_gamma=3, adaptive_gamma=False) as cluster:
         fields = {"max_tokens": 30, "stop": pb.StopConditions(ignore_eos=True)}
         request = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=PROMPT), **fields)
         first = await collect(cluster, request)

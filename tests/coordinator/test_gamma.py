@@ -1,0 +1,184 @@
+"""Gamma chosen by what pays, in simulated rounds; see `rounds_simulated` for what is assumed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from services.common.specdec.types import Decision, Origin
+from services.coordinator.costs import CostCurve
+from services.coordinator.gamma import AdaptiveGamma, Speculation
+from services.coordinator.keeping import KeepRates, SessionShift
+from services.coordinator.types import Call, Round
+from tests.coordinator.rounds_simulated import Simulation, World
+
+PASS_S = 0.02
+SEEDS = range(4)
+
+
+def world(alpha: float, c: float) -> World:
+    """Return a world with an alpha and a cost of a draft in passes of the target, which all take the same."""
+    return World(keep=lambda _: alpha, draft_s=c * PASS_S, asking_s=0.0005, pass_s=lambda _, __: PASS_S)
+
+
+def mean_share(true: World, rounds: int = 800) -> float:
+    shares = []
+    for seed in SEEDS:
+        simulation = Simulation(true, seed=seed)
+        shares.append(simulation.share_of_best(simulation.run(rounds)))
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("c", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8, 0.95])
+def test_within_three_per_cent_of_the_best_fixed_gamma(alpha: float, c: float) -> None:
+    """All rounds count: the first, in which nothing is known, and those that were run to learn."""
+    assert mean_share(world(alpha, c)) > 0.97
+
+
+def test_with_an_alpha_that_declines() -> None:
+    assert mean_share(replace(world(0.9, 0.1), keep=lambda i: 0.9 * 0.85**i)) > 0.97
+
+
+def test_with_a_drafter_that_mostly_has_no_guess() -> None:
+    """Asking costs next to nothing, a guess is long: gamma stays high although one round in four has drafts."""
+    true = replace(world(0.8, 0.0), comes=0.25)
+    assert mean_share(true) > 0.97
+
+
+def test_drafts_that_do_not_pay_are_hardly_tried() -> None:
+    simulation = Simulation(world(0.1, 0.5))
+    chosen = simulation.run(600)
+    drafted = [gamma for (gamma,) in chosen[100:] if gamma]
+    # Tried again all the same: that is how a change is noticed.
+    assert 2 <= len(drafted) < 0.1 * len(chosen)
+    assert simulation.share_of_best(chosen[100:]) > 0.97
+
+
+def test_a_draft_that_is_always_late_is_left_alone() -> None:
+    true = replace(world(0.9, 0.1), asking_s=2.0, late_s=1.0)
+    simulation = Simulation(true)
+    simulation.run(50)
+    chosen = simulation.run(500)
+    waited_s = sum(1.0 for (gamma,) in chosen if gamma)
+    assert waited_s < 0.25 * 500 * PASS_S
+    simulation.world = world(0.9, 0.1)
+    assert any(gamma for (gamma,) in simulation.run(4000))
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.1), (0.1, 0.9)])
+def test_an_alpha_that_changes_is_followed_within_20_rounds(before: float, after: float) -> None:
+    shares = []
+    for seed in range(8):
+        simulation = Simulation(world(before, 0.1), seed=seed, most=8)
+        simulation.run(300)
+        simulation.world = world(after, 0.1)
+        simulation.run(20)
+        gamma = int(np.median(simulation.run(10)))
+        shares.append(simulation.world.pace(gamma) / simulation.world.best(8))
+    print(shares)
+    assert np.mean(shares) > 0.97
+
+
+def test_where_positions_cost_all_sessions_gamma_falls() -> None:
+    """Alone a pass has positions to spare; eight sessions fill it, and each position then delays all of them."""
+    true = replace(world(0.8, 0.1), pass_s=lambda _, positions: PASS_S * (1 + 0.1 * max(0, positions - 8)))
+    simulation = Simulation(true, sessions=8)
+    simulation.sessions = 1
+    simulation.run(200)
+    alone = np.mean(simulation.run(40))
+    simulation.sessions = 8
+    simulation.run(60)
+    together = np.mean(simulation.run(40))
+    simulation.sessions = 1
+    simulation.run(20)
+    again = np.mean(simulation.run(40))
+    print(alone, together, again)
+    assert together < 0.6 * alone
+    assert again > 0.7 * alone
+
+
+def done(gamma: int, accepted: int, **fields: object) -> Round:
+    decision = Decision((0,) * (accepted + 1), accepted, min(accepted + 1, gamma), Origin.RESIDUAL)
+    values = {
+        "index": 1,
+        "gamma": gamma,
+        "proposed": gamma,
+        "decision": decision,
+        "tokens": decision.tokens,
+        "finish": None,
+        "degraded": "",
+        "draft": Call(elapsed_s=0.01 * gamma),
+        "target": Call(elapsed_s=0.02, batch_size=1, pass_tokens=gamma + 1),
+        "start_s": 0.0,
+        "total_s": 0.02 + 0.01 * gamma,
+        "accept_s": 0.0,
+    }
+    return Round(**(values | fields))  # type: ignore[arg-type]
+
+
+def usual(policy: AdaptiveGamma) -> int:
+    """Return what is chosen most of the time: not every round is, some are run to learn."""
+    chosen = []
+    for _ in range(9):
+        chosen.append(policy.choose(100))
+        policy.observe(done(chosen[-1], chosen[-1]))
+    return int(np.median(chosen))
+
+
+def test_a_drafter_that_is_absent_is_asked_again_as_before() -> None:
+    """To ask costs nothing, and it is by asking that its session is opened when it is back."""
+    policy = AdaptiveGamma(Speculation(8))
+    for _ in range(50):
+        policy.observe(done(4, 4))
+    before = usual(policy)
+    for _ in range(500):
+        policy.observe(
+            done(4, 0, proposed=0, degraded="draft lost", draft=Call(), total_s=0.02, target=Call(elapsed_s=0.02))
+        )
+    assert before > 0
+    assert abs(usual(policy) - before) <= 2
+
+
+def test_gamma_fits_in_the_room() -> None:
+    policy = AdaptiveGamma(Speculation(8))
+    assert [policy.choose(room) for room in (-1, 0, 2)] == [0, 0, 2]
+    for _ in range(50):
+        policy.observe(done(8, 8))
+    assert usual(policy) > 5
+    assert policy.choose(3) <= 3
+
+
+def test_an_untested_draft_teaches_nothing() -> None:
+    """Two rounds that differ in drafts behind a rejection only leave the same estimates."""
+    rates = KeepRates(8), KeepRates(8)
+    for each, gamma in zip(rates, (2, 8), strict=True):
+        each.observe(gamma, gamma, 1)
+    assert list(rates[0].kept[:2]) == list(rates[1].kept[:2])
+    # Behind the rejection nothing was seen: the rate of the offset before it, in both.
+    assert rates[0].kept[7] == rates[1].kept[7] == pytest.approx(rates[0].kept[1])
+
+
+def test_a_text_whose_drafts_are_easier_than_usual() -> None:
+    rates = KeepRates(4)
+    for _ in range(400):
+        rates.observe(1, 1, 0)
+        rates.observe(1, 1, 1)
+    shift = SessionShift(rates)
+    assert shift.rates()[0] == pytest.approx(0.5, abs=0.02)
+    for _ in range(30):
+        shift.observe(1, 1)
+    assert shift.rates()[0] > 0.9
+
+
+def test_one_long_pause_is_no_price() -> None:
+    curve = CostCurve(9, proportional=False)
+    for _ in range(20):
+        curve.observe(4, 0.02)
+    curve.observe(4, 0.5)
+    assert curve.seconds(4) == pytest.approx(0.02, rel=0.01)
+    for _ in range(10):
+        curve.observe(4, 0.5)
+    assert curve.seconds(4) > 0.2
