@@ -104,7 +104,8 @@ async def _bench(setup: Setup, path: Path, markdown: bool) -> None:
     for share, alpha in itertools.product(setup.shares, setup.alphas):
         click.echo(f"draft step {share:g} of a pass, alpha about {alpha:g}", err=True)
         measured += await _measure(setup, share, alpha)
-    _write(path, about, measured)
+        # As it goes: a run that is stopped has measured something.
+        _write(path, about, measured)
     shown = table(setup, measured)
     Console(highlight=False).print(
         shown.markdown() + "\n" if markdown else shown.rich(), markup=False, soft_wrap=markdown

@@ -92,21 +92,23 @@ async def test_a_draft_slower_than_the_target_is_waited_for_and_not_drafted_anew
     assert all(row.proposed >= row.gamma for row in rows(reply))
 
 
-async def test_a_dropped_proposal_costs_no_wait() -> None:
-    """Those that run ahead would take for ever: what replaces them is answered at once."""
+@pytest.mark.parametrize("late_s", [0.02, 0.0])
+async def test_dropped_proposals_cost_no_wait_and_no_stream(late_s: float) -> None:
+    """Those that run ahead would take for ever: what replaces them is answered at once.
 
-    draft = Waits(set(range(1, 1000, 2)), 0)
-    async with scripted_cluster(NEAR, overlap="on", draft=draft, target=TargetScript(late_s=0.02)) as cluster:
-        reply = await generate(cluster, max_tokens=40)
+    A target that answers at once has them dropped as soon as they are asked for.
+    """
+    draft, target = Waits(set(range(1, 20, 2)), 0), TargetScript(late_s=late_s)
+    async with scripted_cluster(NEAR, overlap="on", draft=draft, target=target) as cluster:
+        replies = await asyncio.gather(*(generate(cluster, seed=seed, max_tokens=80) for seed in range(10)))
         streams = cluster.draft.streams
-    assert len(reply.tokens) == 40
-    assert reply.result.speculation.degraded_rounds == 0
-    assert not any(held(reply))
-    assert streams == 1
-    # Every second index is of a proposal that was dropped.
-    ahead = [row.index for row in rows(reply) if row.ran_ahead]
-    assert len(ahead) > 10
-    assert ahead == list(range(0, 2 * len(ahead), 2))
+    assert streams == 10
+    for reply in replies:
+        assert len(reply.tokens) == 80
+        assert reply.result.speculation.degraded_rounds == 0
+        # Every second index is of a proposal that was dropped.
+        assert [row.index for row in rows(reply)[:10]] == list(range(0, 20, 2))
+        assert not any(held(reply)[:11])
 
 
 async def test_a_stalled_draft_is_waited_for_once() -> None:
