@@ -77,6 +77,7 @@ def result(rounds: int = 2, **changes: Any) -> pb.GenerateResult:
         "usage": pb.Usage(prompt_tokens=3, completion_tokens=len(PIECES)),
         "seed": 2**64 - 1,
         "gamma": 4,
+        "verification": worker_pb2.VERIFICATION_COUPLED,
         "sampling": worker_pb2.SamplingParams(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0),
         "max_tokens": 5,
         "speculation": pb.SpeculationStats(

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from paceline.v1 import coordinator_pb2 as pb
+from paceline.v1 import worker_pb2
 from tests.cli import scripted
 from tests.cli.conftest import Paceline
 from tests.cli.scripted import ScriptedCoordinator
@@ -41,6 +42,7 @@ def test_json_is_one_object_with_everything(paceline: Paceline, address: str) ->
         "usage": {"prompt_tokens": 3, "completion_tokens": 5},
         "seed": 2**64 - 1,
         "gamma": 4,
+        "verification": "coupled",
         "sampling": {"temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         "max_tokens": 5,
         "request_id": "request-7",
@@ -81,12 +83,14 @@ def test_json_names_the_finish_reason(paceline: Paceline, serve: Serve, reason: 
 
 def test_every_option_reaches_the_request(paceline: Paceline, coordinator: ScriptedCoordinator, address: str) -> None:
     options = "--max-tokens 7 --temperature 0 --top-k 0 --top-p 0.5 --min-p 0 --seed 0 --gamma 0 --ignore-eos"
+    options += " --verification token"
     stops = ["--stop", "\n\n", "--stop", "END", "--stop-token-id", "2", "--stop-token-id", "5"]
     done = paceline("generate", "--address", address, "--prompt", " raw ", *options.split(), *stops, "--deadline", "30")
     assert done.exit_code == 0, done.output
     request = coordinator.requests[0]
     assert request.text == " raw "
     assert (request.max_tokens, request.seed, request.gamma) == (7, 0, 0)
+    assert request.verification == worker_pb2.VERIFICATION_TOKEN
     assert all(request.HasField(name) for name in ("max_tokens", "seed", "gamma"))  # type: ignore[arg-type]
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0, 0, 0.5, 0)
@@ -107,6 +111,7 @@ def test_what_is_not_given_is_left_to_the_server(
     assert not any(request.HasField(name) for name in ("max_tokens", "seed", "gamma", "chat", "tokens"))  # type: ignore[arg-type]
     assert request.sampling.ByteSize() == 0
     assert request.stop.ByteSize() == 0
+    assert request.verification == worker_pb2.VERIFICATION_UNSPECIFIED
 
 
 def test_chat_and_system_become_messages(paceline: Paceline, coordinator: ScriptedCoordinator, address: str) -> None:

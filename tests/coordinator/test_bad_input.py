@@ -71,6 +71,10 @@ BAD: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
     "min_p negative": (sampling(min_p=-0.1), ["sampling.min_p", "is -0.1", "0 to 1"]),
     "min_p above 1": (sampling(min_p=1.1), ["sampling.min_p", "is 1.1", "0 to 1"]),
     "min_p NaN": (sampling(min_p=math.nan), ["sampling.min_p", "is nan", "0 to 1"]),
+    "verification unknown": (
+        tokens(0) | {"verification": 7, "seed": 1},
+        ["verification", "is 7", "VERIFICATION_TOKEN (1) or VERIFICATION_COUPLED (2)"],
+    ),
     "max_tokens 0": (tokens(0) | {"max_tokens": 0}, ["max_tokens", "is 0", f"1 to {CONTEXT - 1}"]),
     "max_tokens negative": (tokens(0) | {"max_tokens": -5}, ["max_tokens", "is -5", f"1 to {CONTEXT - 1}"]),
     "max_tokens beyond the context": (

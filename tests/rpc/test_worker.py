@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from paceline.v1 import draft_pb2, worker_pb2
-from services.common.rpc.worker import READ_AHEAD, Inbox, StreamSession
+from services.common.rpc.codec import encode_sampling
+from services.common.rpc.worker import READ_AHEAD, Inbox, StreamSession, open_session
 from services.common.specdec.errors import InvalidFieldError
+from services.common.specdec.types import SamplingParams, VerificationMode
 
 FOREVER_S = 600.0
 
@@ -117,3 +119,23 @@ async def test_a_first_request_that_opens_nothing_is_refused() -> None:
 
     with pytest.raises(InvalidFieldError, match="start is 'unset': must be set in the first message of a stream"):
         await StreamSession(open_session).session(draft_pb2.ProposeRequest())
+
+
+@pytest.mark.parametrize(
+    ("named", "rule"),
+    [
+        (worker_pb2.VERIFICATION_UNSPECIFIED, VerificationMode.TOKEN),
+        (worker_pb2.VERIFICATION_TOKEN, VerificationMode.TOKEN),
+        (worker_pb2.VERIFICATION_COUPLED, VerificationMode.COUPLED),
+    ],
+)
+def test_a_session_is_told_its_rule(named: worker_pb2.Verification.ValueType, rule: VerificationMode) -> None:
+    start = worker_pb2.SessionStart(sampling=encode_sampling(SamplingParams(0.5)), verification=named)
+    assert open_session(start, worker_pb2.ModelIdentity()) == (SamplingParams(0.5), rule)
+
+
+def test_a_rule_that_there_is_not_is_refused_by_name() -> None:
+    start = worker_pb2.SessionStart(sampling=encode_sampling(SamplingParams()), verification=9)  # type: ignore[arg-type]
+    told = r"start.verification is 9: must be VERIFICATION_TOKEN \(1\) or VERIFICATION_COUPLED \(2\)"
+    with pytest.raises(InvalidFieldError, match=told):
+        open_session(start, worker_pb2.ModelIdentity())

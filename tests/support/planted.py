@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from services.common.specdec.acceptance import Uniforms, accept, usable_drafts
+from services.common.specdec.acceptance import Uniforms, accept, residual, usable_drafts
+from services.common.specdec.coupled import Winner, accept_coupled, winner
 from services.common.specdec.randomness import Purpose, uniform
-from services.common.specdec.types import Decision, Draft, Row, SamplingParams
+from services.common.specdec.types import Decision, Draft, Origin, Row, SamplingParams
 from tests.support.laws import Law, Table, blind, context, far, process, row
 from tests.support.scripts import NEVER, BadRow, DraftScript, TargetScript, Turn
 
@@ -221,3 +223,49 @@ LAWFUL = (
     Plant("drafts again by what was discarded", draft=DraftsAgainAfterToken0(), law=blind),
 )
 """Disturbances that leave the law alone: each must pass."""
+
+
+# --- The coupled rule. ----------------------------------------------------------------------------------------------
+
+
+def winner_of_two_positions(row: Row, seed: int, position: int) -> Winner:
+    """Use each position's noise for the next one too."""
+    return winner(row, seed, position // 2)
+
+
+def accept_by_offset(
+    p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, seed: int, position: int
+) -> Decision:
+    """Key noise by the offset in the round."""
+    return accept_coupled(p_rows, drafts, vocab_size, seed, 0)
+
+
+def accept_with_the_last_noise_again(
+    p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, seed: int, position: int
+) -> Decision:
+    """Choose the token after drafts that are all kept by the noise of the last of them."""
+    honest = accept_coupled(p_rows, drafts, vocab_size, seed, position)
+    if honest.origin is not Origin.BONUS:
+        return honest
+    token = winner(p_rows[-1], seed, position + len(drafts) - 1).token
+    return dataclasses.replace(honest, tokens=(*honest.tokens[:-1], token))
+
+
+def accept_and_mend(
+    p_rows: Sequence[Row], drafts: Sequence[Draft], vocab_size: int, seed: int, position: int
+) -> Decision:
+    """Replace a draft from the residual, as the plain rule does."""
+    honest = accept_coupled(p_rows, drafts, vocab_size, seed, position)
+    if honest.origin is not Origin.RESIDUAL:
+        return honest
+    at = honest.accepted
+    token = winner(residual(p_rows[at], drafts[at].q), seed, position + at).token
+    return dataclasses.replace(honest, tokens=(*honest.tokens[:-1], token))
+
+
+COUPLED_PLANTS = (
+    Plant("noise shared by two positions", patches={"services.common.specdec.coupled.winner": winner_of_two_positions}),
+    Plant("noise keyed by offset", patches={f"{DECIDE}.accept_coupled": accept_by_offset}),
+    Plant("bonus by the last draft's noise", patches={f"{DECIDE}.accept_coupled": accept_with_the_last_noise_again}),
+    Plant("replaces from the residual", patches={f"{DECIDE}.accept_coupled": accept_and_mend}, law=far),
+)

@@ -13,10 +13,11 @@ from services.common.engine.admission import AdmissionLimits
 from services.common.engine.engine import Engine
 from services.common.engine.processors import distributions
 from services.common.engine.scheduler import PassLimits
+from services.common.specdec.coupled import winner
 from services.common.specdec.errors import CapacityError, InvalidFieldError, UnknownPrefixError
 from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
-from services.common.specdec.types import Draft, SamplingParams
+from services.common.specdec.types import Draft, SamplingParams, VerificationMode
 from services.draft_worker.model_proposer import ModelProposer, ModelProposeSession
 from services.draft_worker.truncation import Truncation
 from tests.support.engines import Library, StartEngine, held, load, recorded_passes
@@ -89,6 +90,22 @@ async def test_a_truncated_q_is_what_the_token_was_sampled_from(
         np.testing.assert_array_equal(draft.q.ids, head)
         np.testing.assert_allclose(draft.q.weights, q[head] / q[head].sum(), atol=1e-5)
         text.append(draft.token)
+
+
+@pytest.mark.parametrize("params", [PLAIN, FILTERED])
+async def test_under_the_coupled_rule_a_draft_is_the_winner_of_q_at_its_place_in_the_text(
+    library: Library, proposer: ModelProposer, params: SamplingParams
+) -> None:
+    session = await proposer.open(params, 9, 20, 40, VerificationMode.COUPLED)
+    drafts = await propose(session, 5, 0, PROMPT, gamma=6)
+    text = list(PROMPT)
+    for draft in drafts:
+        assert draft.token == winner(draft.q, 9, len(text)).token
+        np.testing.assert_allclose(draft.q.dense(VOCAB), law(library, text, params), atol=1e-5)
+        text.append(draft.token)
+    # In whichever round, and however the text was handed over: the same token at the same place.
+    again = await propose(session, 6, 22, [], gamma=4)
+    assert [draft.token for draft in again] == text[22:]
 
 
 async def test_drafts_are_a_function_of_seed_and_round(proposer: ModelProposer) -> None:
