@@ -47,8 +47,8 @@ class VerifyRequest(_message.Message):
     head: _builtins.int
     """Most entries of a PartialDistribution outside its support."""
     fetch: _builtins.int
-    """Return this one of the rows alone, and whole. It is the one that was computed before where this session still holds it;
-    a worker that does not know it computes it.
+    """Return this one of the rows alone: over the one support that `supports` then has, or whole without any. It is the one
+    that was computed before where this session still holds it; a worker that does not know it computes it.
     """
     features_from: _builtins.int
     """Return the target's hidden states too, of the positions from here to the last of `tokens`."""

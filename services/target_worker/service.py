@@ -129,9 +129,11 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                 verified = await session.verify(*asked, hold=hold, features_from=features_from)
         except UnknownPrefixError as error:
             return target_pb2.VerifyResponse(round=request.round, known_length=error.known_length)
-        received.trace(
-            verified.timing, {"paceline.target.worker": info.worker_id, "paceline.target.model": info.identity.model_id}
-        )
+        if verified.timing.forward_tokens:
+            received.trace(
+                verified.timing,
+                {"paceline.target.worker": info.worker_id, "paceline.target.model": info.identity.model_id},
+            )
         rows = await wanted.messages(verified.rows, session.choice)
         reply = target_pb2.VerifyResponse(
             round=request.round, rows=rows, timing=received.timing(verified.timing, info.worker_id)

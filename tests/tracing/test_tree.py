@@ -114,6 +114,7 @@ def test_a_round_says_what_it_did(tree: Tree) -> None:
             "paceline.bonus": 0 < stats.proposed == stats.accepted,
             "paceline.payload.q_bytes": stats.q_bytes,
             "paceline.payload.p_bytes": stats.p_bytes,
+            "paceline.rows.fetched": stats.fetched_rows,
             "paceline.degraded": "",
         }
         for kind in ("draft", "target") if stats.gamma else ("target",):
