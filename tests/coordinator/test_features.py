@@ -1,0 +1,99 @@
+"""The target's hidden states on their way to the draft: what is asked for, what is sent, and what is never sent."""
+
+from __future__ import annotations
+
+from paceline.v1 import worker_pb2
+from services.coordinator.clients.features import FeatureRelay
+
+WINDOW = 16
+SPEC = worker_pb2.FeatureSpec(layers=[1, 2], width=2, window=WINDOW)
+FED = worker_pb2.ModelInfo(features=SPEC)
+
+
+def relay(info: worker_pb2.ModelInfo | None = FED) -> FeatureRelay:
+    return FeatureRelay(lambda: info)
+
+
+def told(start: int, end: int) -> worker_pb2.Features:
+    """Features that say which position they are of."""
+    return worker_pb2.Features(start=start, data=b"".join(i.to_bytes(4, "little") for i in range(start, end)))
+
+
+def positions(features: worker_pb2.Features | None) -> list[int]:
+    if features is None:
+        return []
+    data = features.data
+    found = [int.from_bytes(data[i : i + 4], "little") for i in range(0, len(data), 4)]
+    assert found == list(range(features.start, features.start + len(found)))
+    return found
+
+
+def test_nothing_is_asked_for_where_no_draft_is_fed() -> None:
+    for info in (None, worker_pb2.ModelInfo()):
+        assert relay(info).ask_from(10) is None
+        assert relay(info).take(10) is None
+
+
+def test_a_draft_gets_its_window_and_then_what_is_new() -> None:
+    way = relay()
+    assert way.ask_from(40) == 40 - WINDOW
+    # With three drafts: the first one was kept, and a token put in the place of the second.
+    way.put(told(24, 43))
+    assert positions(way.take(42)) == list(range(24, 41))
+    assert way.known_end == 41
+    assert way.ask_from(42) == 41
+    way.put(told(41, 45))
+    # All three were kept, and a bonus token came.
+    assert positions(way.take(46)) == list(range(41, 45))
+    assert way.take(46) is None
+
+
+def test_a_short_prompt_is_asked_for_from_its_beginning() -> None:
+    way = relay()
+    assert way.ask_from(5) == 0
+    way.put(told(0, 5))
+    assert positions(way.take(6)) == [0, 1, 2, 3, 4]
+
+
+def test_rounds_without_drafts_ask_for_little_and_keep_what_came() -> None:
+    way = relay()
+    way.put(told(way.ask_from(40) or 0, 40))
+    assert positions(way.take(41)) == list(range(24, 40))
+    for n in range(41, 51):
+        assert way.ask_from(n) == n - 1
+        way.put(told(n - 1, n))
+    assert positions(way.take(51)) == list(range(40, 50))
+
+
+def test_what_was_drafted_and_rejected_is_asked_for_again() -> None:
+    way = relay()
+    way.known_end = 39
+    way.put(told(39, 44))
+    assert way.ask_from(41) == 40
+
+
+def test_a_draft_elsewhere_begins_with_a_whole_window() -> None:
+    way = relay()
+    way.put(told(way.ask_from(40) or 0, 40))
+    way.take(41)
+    way.put(told(way.ask_from(41) or 0, 41))
+    # Another worker: a few positions are no window.
+    way.known_end = None
+    assert way.take(42) is None
+    assert way.ask_from(42) == 42 - WINDOW
+    way.put(told(26, 42))
+    assert positions(way.take(43)) == list(range(26, 42))
+
+
+def test_a_draft_that_was_left_far_behind_begins_anew() -> None:
+    way = relay()
+    way.known_end = 5
+    assert way.ask_from(60) == 60 - WINDOW
+    way.put(told(44, 60))
+    assert positions(way.take(61)) == list(range(44, 60))
+
+
+def test_bytes_that_are_no_features_are_dropped() -> None:
+    way = relay()
+    way.put(worker_pb2.Features(start=0, data=b"abc"))
+    assert way.take(10) is None
