@@ -42,6 +42,7 @@ def test_json_is_one_object_with_everything(paceline: Paceline, address: str) ->
         "usage": {"prompt_tokens": 3, "completion_tokens": 5},
         "seed": 2**64 - 1,
         "gamma": 4,
+        "adaptive_gamma": False,
         "verification": "coupled",
         "sampling": {"temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         "max_tokens": 5,

@@ -78,7 +78,6 @@ def test_an_alpha_that_changes_is_followed_within_20_rounds(before: float, after
         simulation.run(20)
         gamma = int(np.median(simulation.run(10)))
         shares.append(simulation.world.pace(gamma) / simulation.world.best(8))
-    print(shares)
     assert np.mean(shares) > 0.97
 
 
@@ -95,9 +94,8 @@ def test_where_positions_cost_all_sessions_gamma_falls() -> None:
     simulation.sessions = 1
     simulation.run(20)
     again = np.mean(simulation.run(40))
-    print(alone, together, again)
     assert together < 0.6 * alone
-    assert again > 0.7 * alone
+    assert again > 1.5 * together
 
 
 def done(gamma: int, accepted: int, **fields: object) -> Round:
