@@ -34,6 +34,7 @@ _RESULTS = Path(__file__).with_name("results")
 _SERVICE = "paceline.v1.CoordinatorService"
 _COMMON = ("--listen", "127.0.0.1:0", "--shutdown-grace-s", "0", "--log-level", "warning")
 _PROMPT = (1, 2, 3)
+_WARM_UP_TOKENS = 800
 _MODES = ("off", "on", "auto")
 
 
@@ -134,11 +135,12 @@ async def _measure(setup: Setup, share: float, alpha: float) -> list[Measured]:
             channel = open_channel(address, _SERVICE, max_message_mib=16, keepalive_s=10.0)
             stubs[mode] = coordinator_pb2_grpc.CoordinatorServiceStub(await stack.enter_async_context(channel))
         got: dict[str, list[pb.GenerateResult]] = {mode: [] for mode in _MODES}
-        # Time for the measuring mode to have found out, and for the others to be as warm.
-        for repeat in range(-2, setup.repeats):
+        for mode, stub in stubs.items():
+            # Auto takes two trials of each way to find out.
+            await _answer(stub, setup, _WARM_UP_TOKENS if mode == "auto" else setup.tokens)
+        for _ in range(setup.repeats):
             for mode, stub in stubs.items():
-                result = await _answer(stub, setup)
-                got[mode] += [result] if repeat >= 0 else []
+                got[mode].append(await _answer(stub, setup, setup.tokens))
     return [summary(share, mode, results) for mode, results in got.items()]
 
 
@@ -156,11 +158,13 @@ async def _spawn(stack: contextlib.AsyncExitStack, module: str, arguments: Seque
     return await child.address()
 
 
-async def _answer(stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub, setup: Setup) -> pb.GenerateResult:
+async def _answer(
+    stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub, setup: Setup, tokens: int
+) -> pb.GenerateResult:
     request = pb.GenerateRequest(
         tokens=pb.TokenPrompt(ids=_PROMPT),
         gamma=setup.gamma,
-        max_tokens=setup.tokens,
+        max_tokens=tokens,
         stop=pb.StopConditions(ignore_eos=True),
     )
     result: pb.GenerateResult | None = None
