@@ -34,12 +34,13 @@ def interrupted(arguments: list[str], after: str) -> tuple[int, str, str]:
             if line.startswith(after):
                 process.send_signal(signal.SIGINT)
                 break
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=240)
     finally:
         process.kill()
     return process.returncode, out, "".join(said) + errors
 
 
+@pytest.mark.timeout(900)
 def test_ctrl_c_saves_and_the_command_that_it_prints_goes_on(tmp_path: Path) -> None:
     target = make_tiny_llama(tmp_path / "target")
     given = texts(tmp_path / "given.npy", 20)
