@@ -15,8 +15,8 @@ from bench.gammas_report import name
 from bench.measure import MODES, Block, Question, job
 from bench.prompts import CATEGORIES, Prompt
 from bench.record import Place
-from bench.run import Drafting, Options, about, options, run
-from bench.start import Arguments, connect, load, questions, start
+from bench.run import Options, about, options, run
+from bench.start import connect, load, questions, start
 from bench.store import Store
 from bench.systems import Service
 from services.cli.interrupt import run_or_exit
@@ -26,14 +26,12 @@ TABLE = "adaptive"
 
 @click.command()
 @options(prompts=24, tokens=64, repeats=5)
-@click.option("--ngram-first", type=click.IntRange(0), help="Of the draft worker, with --draft.")
 @click.option("--gamma", "gammas", type=click.IntRange(1, 16), multiple=True, help="Fixed ones. Default: 1 to 8.")
 @click.option("--streams", type=click.IntRange(1), multiple=True, help="Answers at a time. Default: 1, 4 and 8.")
 @click.option("--category", "categories", type=click.Choice(CATEGORIES), multiple=True, help="Default: all.")
 def main(
     options: Options,
     *,
-    ngram_first: int | None,
     gammas: tuple[int, ...],
     streams: tuple[int, ...],
     categories: tuple[str, ...],
@@ -50,21 +48,21 @@ def main(
         "gammas": [0, *sorted(options.choose(gammas, (1, 4), range(1, 9)))],
         "streams": list(options.choose(streams, (1, 4), (1, 4, 8))),
     }
-    run_or_exit(_bench(asked, Drafting(options.draft, ngram_first), settings, path))
+    run_or_exit(_bench(asked, options, settings, path))
     finish(path, markdown=options.markdown, figures=options.figures)
 
 
-async def _bench(asked: Sequence[Prompt], drafting: Drafting, settings: dict[str, Any], path: Path) -> None:
+async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, Any], path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        cluster = await start(stack, Arguments(draft=drafting.arguments, target=("--no-prefix-reuse",)))
+        cluster = await start(stack, options.services())
         stub = await connect(stack, cluster)
-        loaded = load()
-        store = Store(path, about(TABLE, loaded, {**settings, "draft": drafting.words}))
+        loaded = load(options.target)
+        store = Store(path, about(TABLE, loaded, {**settings, **options.settings()}))
         systems = [
             Service(ADAPTIVE, stub, gamma=None),
             *(Service(name(gamma), stub, gamma) for gamma in settings["gammas"]),
         ]
-        asked_as_ids = questions(asked)
+        asked_as_ids = questions(asked, options.target)
         await cluster.run(
             run(store, systems, list(_blocks(asked_as_ids, settings)), asked_as_ids[0], loaded.weights_hash)
         )

@@ -18,8 +18,8 @@ from bench.compare_report import ASSISTED, GENERATE, LOOKUP, OURS, TARGET_ALONE
 from bench.finish import finish
 from bench.measure import MODES, blocks
 from bench.prompts import CATEGORIES, Prompt
-from bench.run import Drafting, Options, about, options, run
-from bench.start import Arguments, connect, load, questions, start
+from bench.run import Options, about, options, run
+from bench.start import connect, load, questions, start
 from bench.store import Store
 from bench.systems import Service, System, Transformers
 from services.cli.interrupt import run_or_exit
@@ -29,7 +29,6 @@ TABLE = "compare"
 
 @click.command()
 @options(prompts=24, tokens=128, repeats=3)
-@click.option("--ngram-first", type=click.IntRange(0), help="Of the draft worker, with --draft.")
 @click.option(
     "--assistant", "choice", default="", help="A draft for transformers, or early-exit:LAYERS. Default: --draft"
 )
@@ -40,7 +39,6 @@ TABLE = "compare"
 def main(
     options: Options,
     *,
-    ngram_first: int | None,
     choice: str,
     assistant_tokens: int | None,
     lookup_tokens: int,
@@ -60,26 +58,26 @@ def main(
         "assistant_tokens": assistant_tokens,
         "lookup_tokens": lookup_tokens,
     }
-    run_or_exit(_bench(asked, Drafting(options.draft, ngram_first), settings, path))
+    run_or_exit(_bench(asked, options, settings, path))
     finish(path, markdown=options.markdown, figures=options.figures)
 
 
-async def _bench(asked: Sequence[Prompt], drafting: Drafting, settings: dict[str, Any], path: Path) -> None:
+async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, Any], path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        cluster = await start(stack, Arguments(draft=drafting.arguments, target=("--no-prefix-reuse",)))
+        cluster = await start(stack, options.services())
         stub = await connect(stack, cluster)
-        loaded = load()
+        loaded = load(options.target)
         systems: list[System] = [
             Service(OURS, stub, gamma=None),
             Service(TARGET_ALONE, stub, gamma=0),
             Transformers(loaded, GENERATE),
             Transformers(loaded, LOOKUP, {"prompt_lookup_num_tokens": settings["lookup_tokens"]}),
         ]
-        if settings["assistant"] or drafting.folder:
-            chosen = assistant(settings["assistant"], drafting.folder, loaded, settings["assistant_tokens"])
+        if settings["assistant"] or options.draft:
+            chosen = assistant(settings["assistant"], options.draft, loaded, settings["assistant_tokens"])
             settings["assistant"], arguments = chosen
             systems.append(Transformers(loaded, ASSISTED, arguments))
-        store = Store(path, about(TABLE, loaded, {**settings, "draft": drafting.words}))
-        asked_as_ids = questions(asked)
+        store = Store(path, about(TABLE, loaded, {**settings, **options.settings()}))
+        asked_as_ids = questions(asked, options.target)
         planned = list(blocks(asked_as_ids, settings["modes"], settings["repeats"], settings["tokens"]))
         await cluster.run(run(store, systems, planned, asked_as_ids[0], loaded.weights_hash))

@@ -1,6 +1,6 @@
 """Fixed gamma from 1 to 8, against the formula: `python -m bench gammas`.
 
-The model drafts alone (no lookup), and drafting does not run ahead: the formula knows neither.
+The model drafts alone (the worker looks nothing up unless told to), and does not run ahead: the formula knows neither.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bench.finish import finish
 from bench.gammas_report import name
 from bench.measure import MODES, blocks
 from bench.prompts import CATEGORIES, Prompt
-from bench.run import Drafting, Options, about, options, run
-from bench.start import Arguments, connect, load, questions, start
+from bench.run import Options, about, options, run
+from bench.start import connect, load, questions, start
 from bench.store import Store
 from bench.systems import Service
 from services.cli.interrupt import run_or_exit
@@ -43,18 +43,17 @@ def main(
         "modes": list(options.modes or MODES),
         "gammas": [0, *sorted(options.choose(gammas, (1, 4), range(1, 9)))],
     }
-    run_or_exit(_bench(asked, Drafting(options.draft, 0 if options.draft else None), settings, path))
+    run_or_exit(_bench(asked, options, settings, path))
     finish(path, markdown=options.markdown, figures=options.figures)
 
 
-async def _bench(asked: Sequence[Prompt], drafting: Drafting, settings: dict[str, Any], path: Path) -> None:
-    arguments = Arguments(("--overlap", "off"), drafting.arguments, ("--no-prefix-reuse",))
+async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, Any], path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        cluster = await start(stack, arguments)
+        cluster = await start(stack, options.services(coordinator=("--overlap", "off")))
         stub = await connect(stack, cluster)
-        loaded = load()
-        store = Store(path, about(TABLE, loaded, {**settings, "draft": drafting.words}))
+        loaded = load(options.target)
+        store = Store(path, about(TABLE, loaded, {**settings, **options.settings()}))
         systems = [Service(name(gamma), stub, gamma) for gamma in settings["gammas"]]
-        asked_as_ids = questions(asked)
+        asked_as_ids = questions(asked, options.target)
         planned = list(blocks(asked_as_ids, settings["modes"], settings["repeats"], settings["tokens"]))
         await cluster.run(run(store, systems, planned, asked_as_ids[0], loaded.weights_hash))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from bench.machine import commit, machine, versions
 from bench.measure import MODES, Block, Question, left_of, measure, warm_up
 from bench.progress import run_progress
 from bench.prompts import Prompt, in_turn, load_prompts
+from bench.start import Arguments
 from bench.store import Store
 from bench.systems import System
 from services.common.engine.model import LoadedModel
@@ -30,35 +32,6 @@ _SHARED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
-    """The draft worker that is measured.
-
-    Attributes:
-        folder: A trained draft; None for n-gram lookup alone.
-        ngram_first: Tokens that the lookup has to match to go before the model; None leaves it to the worker.
-    """
-
-    folder: Path | None
-    ngram_first: int | None = None
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Of the draft worker's command."""
-        if self.folder is None:
-            return ()
-        first = () if self.ngram_first is None else ("--ngram-first", str(self.ngram_first))
-        return ("--drafter", "model", "--model", str(self.folder), *first)
-
-    @property
-    def words(self) -> str:
-        """For the results: the folder's name alone, for a path means nothing elsewhere."""
-        if self.folder is None:
-            return ""
-        lookup = "" if self.ngram_first is None else f", n-gram first from {self.ngram_first}"
-        return f"{self.folder.resolve().name}{lookup}"
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """What every table is told; None and empty are defaults of its own.
 
@@ -69,7 +42,11 @@ class Options:
         tokens: Of every answer.
         repeats: How often everything is run.
         modes: Keys of MODES.
-        draft: A trained draft.
+        target: The model: `default`, a folder, a hub id.
+        draft: A trained draft; None for n-gram lookup alone.
+        draft_args: More arguments of the draft worker's command.
+        target_args: Of the target worker's.
+        coordinator_args: Of the coordinator's.
         out: Results file.
         markdown: Print the tables as in docs/benchmarks.md.
         figures: Folder of the plots.
@@ -81,7 +58,11 @@ class Options:
     tokens: int | None
     repeats: int | None
     modes: tuple[str, ...]
+    target: str
     draft: Path | None
+    draft_args: str
+    target_args: str
+    coordinator_args: str
     out: Path | None
     markdown: bool
     figures: Path | None
@@ -94,6 +75,26 @@ class Options:
         """Return the prompts, one of each category in turn; None is all of them."""
         every = load_prompts(self.prompts_file) if self.prompts_file else load_prompts()
         return in_turn(every, categories, self.choose(self.prompts, quick, full))
+
+    def services(
+        self, *, coordinator: Sequence[str] = (), draft: Sequence[str] = (), target: Sequence[str] = ()
+    ) -> Arguments:
+        """Return the arguments of the three commands; those given here are the table's own, and the user's win.
+
+        Prefix reuse is off: nothing is to be carried over from one answer to the next, as in transformers' generate.
+        """
+        trained = ("--drafter", "model", "--model", str(self.draft)) if self.draft else ()
+        of = ("--target-model", self.target) if self.draft and self.target != "default" else ()
+        return Arguments(
+            coordinator=(*coordinator, *shlex.split(self.coordinator_args)),
+            draft=(*trained, *of, *draft, *shlex.split(self.draft_args)),
+            target=("--model", self.target, "--no-prefix-reuse", *target, *shlex.split(self.target_args)),
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is noted of the services; of a folder its name alone, for a path means nothing elsewhere."""
+        given = {name: getattr(self, name) for name in ("draft_args", "target_args", "coordinator_args")}
+        return {"draft": self.draft.resolve().name if self.draft else "", **given}
 
     def path(self, table: str) -> Path:
         """Return where the results go."""
@@ -111,7 +112,13 @@ def options(*, prompts: int, tokens: int, repeats: int) -> Callable[[Callable[..
         click.option("--tokens", type=click.IntRange(2), help=f"Of every answer. Default: {tokens}"),
         click.option("--repeats", type=click.IntRange(1), help=f"How often everything is run. Default: {repeats}"),
         click.option("--mode", "modes", type=click.Choice(list(MODES)), multiple=True, help="Default: all."),
+        click.option("--target", default="default", show_default=True, help="The model: a folder, a hub id."),
         click.option("--draft", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A trained draft."),
+        click.option(
+            "--draft-args", default="", help="More of the draft worker's command: '--ngram-first 3 --threads 1'."
+        ),
+        click.option("--target-args", default="", help="More of the target worker's command."),
+        click.option("--coordinator-args", default="", help="More of the coordinator's command."),
         click.option(
             "--out", type=click.Path(dir_okay=False, path_type=Path), help="One that is there is gone on with."
         ),

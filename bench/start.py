@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
@@ -64,27 +63,36 @@ async def connect(
     return coordinator_pb2_grpc.CoordinatorServiceStub(await stack.enter_async_context(channel))
 
 
-def load() -> LoadedModel:
-    """Load the default model into this process, as the target worker does."""
+def load(model: str = "default") -> LoadedModel:
+    """Load a model into this process, as the target worker does."""
     with progress() as report:
         report("loading the model for transformers")
-        loaded = load_model(LoadOptions(str(ensure_default_model(paceline_home(), report))))
+        loaded = load_model(LoadOptions(_source(model)))
     # generate() fills what it is not told from here. Without eos ids nothing ends early, at no cost a step.
     loaded.model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
     return loaded
 
 
-def questions(prompts: Sequence[Prompt]) -> list[Question]:
-    """Return the prompts in the default model's chat template, tokenised once for all systems."""
-    with progress() as report:
-        folder: Path = ensure_default_model(paceline_home(), report)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+def questions(prompts: Sequence[Prompt], model: str = "default") -> list[Question]:
+    """Return the prompts in a model's chat template, or plain where it has none, tokenised once for all systems."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(_source(model))
     made = []
     for prompt in prompts:
         chat = [{"role": "user", "content": prompt.text}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
+        if tokenizer.chat_template:
+            ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
+        else:
+            ids = tokenizer(prompt.text).input_ids
         made.append(Question(prompt.question_id, prompt.category, tuple(ids)))
     return made
+
+
+def _source(model: str) -> str:
+    """Return where a model's files are."""
+    if model != "default":
+        return model
+    with progress() as report:
+        return str(ensure_default_model(paceline_home(), report))
 
 
 def _environment() -> dict[str, str]:

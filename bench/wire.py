@@ -15,8 +15,8 @@ import click
 from bench.finish import finish
 from bench.measure import blocks
 from bench.prompts import CATEGORIES, Prompt
-from bench.run import Drafting, Options, about, options, run
-from bench.start import Arguments, connect, load, questions, start
+from bench.run import Options, about, options, run
+from bench.start import connect, load, questions, start
 from bench.store import Store
 from bench.systems import Service
 from bench.wire_report import COUPLED, DENSE, THIN, top_k
@@ -44,31 +44,33 @@ def main(options: Options, *, gamma: int, top_ks: tuple[int, ...]) -> None:
         "gamma": gamma,
         "top_k": list(options.choose(top_ks, (128,), (64, 128, 256))),
     }
-    run_or_exit(_bench(asked, Drafting(options.draft, 0 if options.draft else None), settings, path))
+    run_or_exit(_bench(asked, options, settings, path))
     finish(path, markdown=options.markdown, figures=options.figures)
 
 
-async def _bench(asked: Sequence[Prompt], drafting: Drafting, settings: dict[str, Any], path: Path) -> None:
-    whole = (*drafting.arguments, "--draft-top-k", "0")
+async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, Any], path: Path) -> None:
+    whole = ("--draft-top-k", "0")
     kinds = {
         DENSE: (("--no-partial-rows",), whole),
         THIN: ((), whole),
-        **{top_k(k): ((), (*drafting.arguments, "--draft-top-k", str(k))) for k in settings["top_k"]},
+        **{top_k(k): ((), ("--draft-top-k", str(k))) for k in settings["top_k"]},
     }
     gamma = settings["gamma"]
     async with contextlib.AsyncExitStack() as stack:
         # All of them before the first channel: gRPC's threads and a fork do not go together.
         clusters = {
             kind: await start(
-                stack, Arguments((*coordinator, "--overlap", "off"), draft, ("--no-prefix-reuse", *_KV_MEMORY)), kind
+                stack,
+                options.services(coordinator=(*coordinator, "--overlap", "off"), draft=draft, target=_KV_MEMORY),
+                kind,
             )
             for kind, (coordinator, draft) in kinds.items()
         }
         stubs = {kind: await connect(stack, cluster) for kind, cluster in clusters.items()}
         systems = [Service(kind, stub, gamma) for kind, stub in stubs.items()]
         systems.append(Service(COUPLED, stubs[THIN], gamma, worker_pb2.VERIFICATION_COUPLED))
-        loaded = load()
-        store = Store(path, about(TABLE, loaded, {**settings, "draft": drafting.words}))
-        asked_as_ids = questions(asked)
+        loaded = load(options.target)
+        store = Store(path, about(TABLE, loaded, {**settings, **options.settings()}))
+        asked_as_ids = questions(asked, options.target)
         planned = list(blocks(asked_as_ids, settings["modes"], settings["repeats"], settings["tokens"]))
         await run(store, systems, planned, asked_as_ids[0], loaded.weights_hash)
