@@ -82,7 +82,8 @@ def _speed(records: Sequence[Record]) -> Figure:
             )
         _categories(axis, kinds)
         axis.set(ylabel="tokens/s", title=mode)
-    next(iter(axes.values())).legend(fontsize="small", ncols=3)
+    handles, labels = next(iter(axes.values())).get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", fontsize="small", ncols=3)
     return figure
 
 
