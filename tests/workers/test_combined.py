@@ -1,0 +1,87 @@
+"""An n-gram guess first, else a model: the model keeps track of the text, and is never asked where a guess is made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from services.common.engine.timing import PassTiming
+from services.common.specdec.errors import UnknownPrefixError
+from services.common.specdec.types import Draft, Row
+from services.draft_worker.combined import CombinedSession
+from services.draft_worker.proposer import Features
+
+
+class Model:
+    """Drafts 90, 91, ..; keeps its text as a worker's session does."""
+
+    timing = PassTiming(forward_tokens=1)
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self.asked: list[int] = []
+        self.features: list[Features | None] = []
+
+    async def propose(
+        self,
+        round_index: int,
+        base_length: int,
+        tokens: Sequence[int],
+        gamma: int,
+        *,
+        features: Features | None = None,
+    ) -> AsyncGenerator[Sequence[Draft], None]:
+        assert base_length <= len(self.text), "it has no such prefix"
+        self.text = [*self.text[:base_length], *tokens]
+        self.asked.append(gamma)
+        self.features.append(features)
+        for offset in range(gamma):
+            self.text.append(90 + offset)
+            yield [Draft(90 + offset, Row.point_mass(90 + offset))]
+
+    def close(self) -> None: ...
+
+
+async def propose(
+    session: CombinedSession, base: int, tokens: list[int], gamma: int, features: Features | None = None
+) -> list[int]:
+    groups = [group async for group in session.propose(0, base, tokens, gamma, features=features)]
+    return [draft.token for group in groups for draft in group]
+
+
+async def test_a_long_enough_match_goes_first_and_the_model_follows_the_text() -> None:
+    model = Model()
+    session = CombinedSession(model, 3, 4, 100)
+    text = [1, 2, 3, 4, 5, 9, 2, 3]
+    # Two tokens have occurred before, not three.
+    assert await propose(session, 0, text, 2) == [90, 91]
+    assert session.timing == model.timing
+    text = [*text, 90, 4]
+    assert await propose(session, 9, [4], 2) == [90, 91]
+    text = [*text[:8], 1, 2, 3]
+    came = Features(3, b"ab")
+    assert await propose(session, 8, [1, 2, 3], 3, came) == [4, 5, 9]
+    assert session.timing == PassTiming()
+    assert model.asked == [2, 2, 0]
+    assert model.features[-1] == came
+    assert model.text == text
+    # Two of the guesses were kept: the model has none of them yet.
+    text = [*text, 4, 5, 7]
+    assert await propose(session, 13, [7], 2) == [90, 91]
+    assert model.text[:-2] == text
+
+
+async def test_a_guess_is_no_longer_than_the_session() -> None:
+    session = CombinedSession(Model(), 1, 4, 6)
+    assert await propose(session, 0, [1, 2, 1, 2], 8) == [1, 2]
+
+
+async def test_an_unknown_prefix_changes_nothing() -> None:
+    model = Model()
+    session = CombinedSession(model, 2, 4, 100)
+    await propose(session, 0, [1, 2, 3], 0)
+    with pytest.raises(UnknownPrefixError) as unknown:
+        await propose(session, 5, [6], 2)
+    assert unknown.value.known_length == 3
+    assert model.text == [1, 2, 3]
