@@ -40,7 +40,7 @@ def gammas(records: Sequence[Record]) -> dict[str, Figure]:
         speedup = [expected_speedup(float(alpha), g, float(draft), float(wire)) for g in curve]
         axis.plot(curve, speedup, linestyle=":", label=f"formula, alpha {alpha:.2f}, c {draft:.3f}, r {wire:.3f}")
         axis.axhline(1, color="grey", linewidth=0.8)
-        axis.set(xlabel="gamma", ylabel="times as fast as gamma 0", title=mode)
+        axis.set(xlabel="gamma", xticks=gamma, ylabel="times as fast as gamma 0", title=mode)
         axis.legend()
     return {"speedup": figure}
 

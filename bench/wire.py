@@ -6,6 +6,7 @@ Each kind has three services of its own, all on this machine; one computes at a 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ _KV_MEMORY = ("--kv-cache-memory", "512MiB")
 @click.option("--top-k", "top_ks", type=click.IntRange(1), multiple=True, help="Of q. Default: 64, 128 and 256.")
 def main(options: Options, *, gamma: int, top_ks: tuple[int, ...]) -> None:
     """Count bytes a round and alpha: rows thin or dense, q whole or truncated, rule TOKEN or COUPLED."""
+    # One after the other is started, and gRPC would say of each that it was running when this process forked.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     path = options.path(TABLE)
     asked = options.asked(CATEGORIES, 2, 13)
     settings: dict[str, Any] = {
@@ -57,7 +60,6 @@ async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, 
     }
     gamma = settings["gamma"]
     async with contextlib.AsyncExitStack() as stack:
-        # All of them before the first channel: gRPC's threads and a fork do not go together.
         clusters = {
             kind: await start(
                 stack,
