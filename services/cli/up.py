@@ -15,14 +15,22 @@ from services.cli.interrupt import run
 from services.cli.progress import progress
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# By these the pair of models may be another than the default one.
+_SET_ELSEWHERE = frozenset({"PACELINE_TARGET_MODEL", "PACELINE_DRAFT_DRAFTER", "PACELINE_DRAFT_MODEL"})
 
 
 @click.command()
 @click.option("--listen", metavar="HOST:PORT", help="The coordinator's address.  [default: a free port on loopback]")
 @click.option("--model", help="Target: local folder, hub id, GGUF file.  [default: SmolLM2-135M-Instruct]")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Precision of the models.  [default: auto]")
-@click.option("--drafter", type=click.Choice(("ngram", "model")), help="Kind of draft.  [default: ngram]")
-@click.option("--draft-model", metavar="MODEL", help="Draft model; makes --drafter model the default.")
+@click.option(
+    "--drafter",
+    type=click.Choice(("ngram", "model")),
+    help="Kind of draft.  [default: model if there is one, else ngram]",
+)
+@click.option(
+    "--draft-model", metavar="MODEL", help="Draft model.  [default: the default target's own, for that target]"
+)
 @click.option("--gamma", type=int, help="Drafts in a round where a request does not say.  [default: what pays]")
 @click.option("--verbose", is_flag=True, help="Show the services' logs.")
 def up(verbose: bool, **choices: Any) -> None:
@@ -51,6 +59,8 @@ def service_arguments(
     """
     if draft_model is not None and drafter == "ngram":
         raise click.UsageError("--draft-model is for --drafter model, not ngram.")
+    if draft_model is None and model is None and drafter != "ngram" and not _SET_ELSEWHERE & os.environ.keys():
+        draft_model = "default"
     if draft_model is not None:
         drafter = "model"
     return (

@@ -18,7 +18,11 @@ class DraftSettings(ModelSettings):
     drafter: Literal["ngram", "model"] = Field(
         "ngram", description="ngram looks the last tokens up in the text so far; model runs a causal LM."
     )
-    model: str = Field("", description="With --drafter model: local folder, hub id, GGUF file, or `default`.")
+    model: str = Field(
+        "",
+        description="With --drafter model: local folder (a draft of `paceline distill`, or any model), hub id, GGUF "
+        "file; `default` is the trained draft of the default target.",
+    )
     target_model: str = Field(
         "", description="With a draft that `paceline distill` made: its target, where that is not where it was then."
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from functools import partial
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from paceline.v1 import worker_pb2
+from services.common.engine.default_model import NAME
 from services.common.engine.draft_loading import is_draft, load_draft
 from services.common.engine.engine import Engine
 from services.common.engine.model import LoadedModel, LoadOptions
@@ -20,10 +23,16 @@ from services.draft_worker.model_proposer import ModelProposer
 from services.draft_worker.proposer import Proposer
 from services.draft_worker.truncation import Truncation
 
+DEFAULT_DRAFT: Final = Path(__file__).with_name("drafts") / NAME
+"""The trained draft of the default target, which is part of this package."""
+
 
 def load(settings: DraftSettings) -> Callable[[LoadOptions], LoadedModel]:
     """Return how the model is loaded: a draft that was made for its target, or any causal language model."""
-    return partial(load_draft, target_model=settings.target_model) if is_draft(settings.model) else load_causal
+    model = str(DEFAULT_DRAFT) if settings.model == "default" else settings.model
+    if not is_draft(model):
+        return load_causal
+    return lambda options: load_draft(dataclasses.replace(options, model=model), settings.target_model)
 
 
 def features_of(loaded: LoadedModel) -> worker_pb2.FeatureSpec | None:

@@ -103,7 +103,8 @@ def test_settings_reach_the_services(env: Environment) -> None:
     listen = "--listen 127.0.0.1:0"
     assert f"target got {listen} --model m --dtype float32\n" in stderr
     assert f"draft got {listen} --drafter model --model d --dtype float32\n" in stderr
-    assert re.search(rf"coordinator got {listen} {listen} --default-gamma 2 --no-adaptive-gamma --target \S+ --draft \S+\n", stderr)
+    fixed = "--default-gamma 2 --no-adaptive-gamma"
+    assert re.search(rf"coordinator got {listen} {listen} {fixed} --target \S+ --draft \S+\n", stderr)
     assert address
 
 
