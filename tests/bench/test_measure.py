@@ -72,7 +72,9 @@ class Stops(FakeSystem):
 async def test_a_run_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     planned = list(blocks([question(i) for i in range(3)], ["greedy"], repeats=2, tokens=6))
-    before = [FakeSystem("a"), Stops("b", at=3)]
+    # The second of its block, so that the first has been measured.
+    stops = order([FakeSystem("a"), FakeSystem("b")], planned[3].place)[1].name
+    before = [Stops(name, at=3) if name == stops else FakeSystem(name) for name in ("a", "b")]
     with pytest.raises(InterruptedError):
         await measure(Store(path, ABOUT), before, planned, weights_hash=HASH, on_step=lambda *_: None)
     with path.open("a") as file:
