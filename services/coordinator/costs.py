@@ -28,6 +28,8 @@ _FLAT_WEIGHT = 5.0
 _BATCH_GAIN = 0.1
 # Positions of a text that is new to a worker, or back after a pause: their pass says nothing of gamma.
 _CATCHING_UP = 64
+# No round takes less. A line through few points may say that one takes no time at all.
+_LEAST_S = 1e-6
 
 
 class CostCurve:
@@ -166,8 +168,9 @@ class RoundCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether a draft has been timed."""
-        return any(curve.is_known for curve in self._drafting.values())
+        """Whether drafting and verifying have been timed."""
+        both = (self._drafting, self._verifying)
+        return all(any(curve.is_known for curve in curves.values()) for curves in both)
 
     def observe(self, done: Round, *, asked: bool) -> None:
         """Learn from a round.
@@ -197,14 +200,14 @@ class RoundCosts:
             curve.observe(min(done.proposed, self._size - 1), rest_s)
 
     def seconds(self, drafts: float, *, asked: bool) -> float:
-        """Return what a round takes.
+        """Return what a round takes, more than 0.
 
         Args:
             drafts: How many there are to be verified, on average.
             asked: Whether the drafter is asked.
         """
         verifying = _nearest(self._verifying, self.load)
-        verify_s = verifying.seconds(drafts) if verifying else 0.0
+        verify_s = max(_LEAST_S, verifying.seconds(drafts)) if verifying else _LEAST_S
         if not asked:
             return verify_s + self._idle.seconds(0)
         drafting = _nearest(self._drafting, self.load)
