@@ -109,7 +109,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     @contextlib.asynccontextmanager
     async def _rounds(self, todo: Plan, answer: Answer, target: Target, span: Span) -> AsyncIterator[Rounds]:
         """Make the rounds of a request, and free its sessions at both workers however it ends."""
-        features = FeatureRelay(lambda: self._workers.draft)
+        # Without drafts nobody needs them.
+        features = FeatureRelay(lambda: self._workers.draft, target.info.features) if todo.gamma else None
         verifier = TargetSession(
             self._workers.target_stub,
             session_start(todo, target.info.identity),

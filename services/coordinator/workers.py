@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections import OrderedDict
 
@@ -11,6 +12,7 @@ import grpc
 
 from paceline.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
 from services.common.rpc.channel import open_channel
+from services.coordinator.clients.features import is_fed
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.observe import Instruments
 from services.coordinator.request import Target, default_sampling
@@ -103,18 +105,17 @@ class Workers:
     async def _find_target(self) -> None:
         reply = await self._ask_target.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest(), timeout=_CALL_S)
         info = reply.model
-        if self.target is not None and info.identity == self.target.info.identity:
-            return
         key = info.identity.SerializeToString(deterministic=True)
         target = self._known.get(key) or await self._describe(info)
         if target is None:
             return
-        self._known[key] = target
+        if self.target is None or info.identity != self.target.info.identity:
+            log.info("target: %s %s on %s", info.identity.model_id, info.identity.dtype, info.worker_id)
+        # The same model may be served otherwise now, with other hidden states kept for instance.
+        self.target = self._known[key] = dataclasses.replace(target, info=info)
         self._known.move_to_end(key)
         while len(self._known) > _KNOWN_TARGETS:
             self._known.popitem(last=False)
-        self.target = target
-        log.info("target: %s %s on %s", info.identity.model_id, info.identity.dtype, info.worker_id)
         self._found.set()
 
     async def _describe(self, info: worker_pb2.ModelInfo) -> Target | None:
@@ -151,8 +152,8 @@ class Workers:
         assert self.target is not None
         ours, theirs = self.target.info.tokenizer_fingerprint, draft.tokenizer_fingerprint
         kept, needed = self.target.info.features, draft.features
-        is_fed = not draft.HasField("features") or (kept.layers, kept.width) == (needed.layers, needed.width)
-        fits = is_fed and theirs in ("", ours) and draft.vocab_size in (0, self.target.info.vocab_size)
+        has_states = not draft.HasField("features") or is_fed(draft, kept)
+        fits = has_states and theirs in ("", ours) and draft.vocab_size in (0, self.target.info.vocab_size)
         judged = f"{ours} {theirs} {draft.identity.model_id} {list(kept.layers)} {list(needed.layers)}"
         if judged == self._judged:
             return fits
@@ -161,7 +162,7 @@ class Workers:
             log.info("draft: %s on %s", draft.identity.model_id, draft.worker_id)
         else:
             self._instruments.mismatch.add(1, {"target.fingerprint": ours, "draft.fingerprint": theirs})
-            if not is_fed:
+            if not has_states:
                 log.warning(
                     "draft %s is not used: it is fed with layers %s (%d numbers), the target keeps %s (%d)",
                     *(draft.identity.model_id, list(needed.layers), needed.width, list(kept.layers), kept.width),

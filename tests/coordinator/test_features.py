@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.v1 import worker_pb2
+from services.common.specdec.types import MAX_FEATURE_BYTES, MAX_GAMMA
 from services.coordinator.clients.features import FeatureRelay
 
 WINDOW = 16
@@ -10,8 +11,8 @@ SPEC = worker_pb2.FeatureSpec(layers=[1, 2], width=2, window=WINDOW)
 FED = worker_pb2.ModelInfo(features=SPEC)
 
 
-def relay(info: worker_pb2.ModelInfo | None = FED) -> FeatureRelay:
-    return FeatureRelay(lambda: info)
+def relay(info: worker_pb2.ModelInfo | None = FED, kept: worker_pb2.FeatureSpec = SPEC) -> FeatureRelay:
+    return FeatureRelay(lambda: info, kept)
 
 
 def told(start: int, end: int) -> worker_pb2.Features:
@@ -97,3 +98,38 @@ def test_bytes_that_are_no_features_are_dropped() -> None:
     way = relay()
     way.put(worker_pb2.Features(start=0, data=b"abc"))
     assert way.take(10) is None
+
+
+def test_a_draft_that_is_never_asked_makes_nothing_pile_up() -> None:
+    for known_end in (None, 20, 41):
+        way = relay()
+        way.known_end = known_end
+        for n in range(42, 400):
+            start = way.ask_from(n)
+            assert start is not None
+            way.put(told(start, n + 3))
+        assert positions(way.take(400)) == list(range(400 - 1 - WINDOW, 399))
+
+
+def test_of_a_target_that_keeps_other_states_none_are_asked_for() -> None:
+    """In a roll-out a request goes on with the target that it began with, and the draft fits the new one."""
+    for kept in (worker_pb2.FeatureSpec(), worker_pb2.FeatureSpec(layers=[1], width=1)):
+        way = relay(kept=kept)
+        assert way.ask_from(40) is None
+        way.put(told(0, 40))
+        assert way.take(40) is None
+
+
+def test_a_draft_that_says_nothing_of_its_states_is_given_none() -> None:
+    way = relay(worker_pb2.ModelInfo(features=worker_pb2.FeatureSpec()), worker_pb2.FeatureSpec())
+    assert way.ask_from(40) is None
+    way.put(told(0, 40))
+    assert way.take(40) is None
+
+
+def test_no_more_is_asked_for_than_a_message_holds_whatever_the_draft_says() -> None:
+    spec = worker_pb2.FeatureSpec(layers=[1, 2], width=2**15, window=10**6)
+    way = relay(worker_pb2.ModelInfo(features=spec), spec)
+    start = way.ask_from(5_000)
+    assert start is not None
+    assert 5_000 + MAX_GAMMA - start <= MAX_FEATURE_BYTES // (2 * spec.width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from paceline.v1 import target_pb2
+from paceline.v1 import target_pb2, worker_pb2
 from services.coordinator.app import Coordinator
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.observe import Instruments
@@ -63,3 +63,21 @@ async def test_of_two_models_that_answer_in_turn_each_tokenizer_is_built_once() 
     assert [one.info.identity.weights_hash for one in found] == ["model 0", "model 1"] * 3
     assert target.asked == 2
     assert len({id(one.codec) for one in found}) == 2
+
+
+async def test_a_target_that_keeps_other_states_now_is_noticed() -> None:
+    """The same model, restarted with another --features."""
+    target = Counting(close_law(distance=0.5, seed=2))
+    await target.start()
+    settings = CoordinatorSettings(listen="127.0.0.1:0", target=target.address, draft="", shutdown_grace_s=0)
+    workers = Workers(settings, Instruments())
+    draft = worker_pb2.ModelInfo(features=worker_pb2.FeatureSpec(layers=[1, 2], width=8, window=16))
+    fits = []
+    for spec in (worker_pb2.FeatureSpec(), worker_pb2.FeatureSpec(layers=[1, 2], width=8), worker_pb2.FeatureSpec()):
+        target.info.features.CopyFrom(spec)
+        await workers._find_target()
+        fits.append(workers._fits(draft))
+    await workers.close()
+    await target.stop()
+    assert fits == [False, True, False]
+    assert target.asked == 1

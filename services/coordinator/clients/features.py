@@ -10,6 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.v1 import worker_pb2
+from services.common.specdec.types import MAX_FEATURE_BYTES, MAX_GAMMA
+
+
+def is_fed(draft: worker_pb2.ModelInfo, kept: worker_pb2.FeatureSpec) -> bool:
+    """Return whether a draft is fed with just the hidden states that a target keeps."""
+    needed = draft.features
+    return needed.width > 0 and (needed.layers, needed.width) == (kept.layers, kept.width)
 
 
 class FeatureRelay:
@@ -19,14 +26,16 @@ class FeatureRelay:
         known_end: One past the last position whose features the draft has; None where it has none.
     """
 
-    def __init__(self, info: Callable[[], worker_pb2.ModelInfo | None]) -> None:
+    def __init__(self, info: Callable[[], worker_pb2.ModelInfo | None], kept: worker_pb2.FeatureSpec) -> None:
         """Hold nothing yet.
 
         Args:
-            info: Tells which draft fits the target now, None while none does.
+            info: Tells which draft fits the target that new requests get, None while none does.
+            kept: The states of this request's target, which may be an older one.
         """
         self.known_end: int | None = None
         self._info = info
+        self._kept = kept
         self._start = 0
         self._data = bytearray()
 
@@ -36,20 +45,22 @@ class FeatureRelay:
         Args:
             committed: Tokens of the text.
         """
-        info = self._info()
-        if info is None or not info.HasField("features"):
+        window = self._window()
+        if window is None:
             return None
-        end = self._cut(committed, info.features)
-        # What lies further back is of no use to it.
-        oldest = max(0, committed - info.features.window)
+        end = self._cut(committed)
+        # What lies further back is of no use to it. One that is asked for nothing takes none: it would pile up.
+        oldest = max(0, committed - window)
+        if (useless := min(end, oldest) - self._start) > 0:
+            del self._data[: useless * self._row_bytes]
+            self._start += useless
         first = oldest if self.known_end is None else max(oldest, self.known_end)
         return end if self._start <= first <= end else first
 
     def put(self, features: worker_pb2.Features) -> None:
         """Take what the target has told, drafts that may yet be rejected included."""
-        info = self._info()
-        row = _row_bytes(info.features) if info is not None else 0
-        if not row or len(features.data) % row:
+        row = self._row_bytes
+        if self._window() is None or len(features.data) % row:
             return
         if features.start != self._start + len(self._data) // row:
             self._start, self._data = features.start, bytearray()
@@ -61,26 +72,34 @@ class FeatureRelay:
         Args:
             committed: Tokens of the text that the draft is asked to go on from.
         """
-        info = self._info()
-        if info is None or not info.HasField("features"):
+        window = self._window()
+        if window is None:
             return None
-        end = self._cut(committed, info.features)
+        end = self._cut(committed)
         first = self._start if self.known_end is None else max(self._start, self.known_end)
-        has_gap = first != self.known_end and first > max(0, committed - info.features.window)
+        has_gap = first != self.known_end and first > max(0, committed - window)
         if first >= end or has_gap:
             return None
-        told = bytes(self._data[(first - self._start) * _row_bytes(info.features) :])
+        told = bytes(self._data[(first - self._start) * self._row_bytes :])
         self._start, self._data = end, bytearray()
         self.known_end = end
         return worker_pb2.Features(start=first, data=told)
 
-    def _cut(self, committed: int, spec: worker_pb2.FeatureSpec) -> int:
+    @property
+    def _row_bytes(self) -> int:
+        return 2 * self._kept.width
+
+    def _window(self) -> int | None:
+        """Return how far the draft looks back; None where none is fed with what the target keeps."""
+        info = self._info()
+        if info is None or not is_fed(info, self._kept):
+            return None
+        # No further than a message reaches, whatever the draft says: the target would refuse to answer.
+        return min(info.features.window, max(0, MAX_FEATURE_BYTES // self._row_bytes - MAX_GAMMA - 1))
+
+    def _cut(self, committed: int) -> int:
         """Forget the states at and after the last token: those tokens were drafts; return where the rest ends."""
-        row = _row_bytes(spec)
+        row = self._row_bytes
         end = min(self._start + len(self._data) // row, max(self._start, committed - 1))
         del self._data[(end - self._start) * row :]
         return end
-
-
-def _row_bytes(spec: worker_pb2.FeatureSpec) -> int:
-    return 2 * spec.width
