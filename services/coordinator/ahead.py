@@ -28,6 +28,7 @@ class Ahead:
         committed: Sequence[int],
         held: Sequence[Draft],
         gamma: int,
+        stop_below: float,
         parent: Span,
     ) -> None:
         """Begin to draft.
@@ -39,10 +40,12 @@ class Ahead:
             committed: The text.
             held: The drafts that are being verified.
             gamma: Drafts for the next round.
+            stop_below: See `Drafter.propose`.
             parent: The span of the round that this runs ahead of.
         """
         self.index = index
         self.gamma = gamma
+        self._stop_below = stop_below
         self._arrived: list[Draft] = []
         # The text grows while this goes on.
         text, tokens = tuple(committed), [draft.token for draft in held]
@@ -67,4 +70,9 @@ class Ahead:
         self, drafter: Drafter, observer: Observer, committed: Sequence[int], held: Sequence[int], parent: Span
     ) -> Proposal:
         with observer.phase("paceline.propose", parent, self.index) as span:
-            return await drafter.propose(self.index, committed, self.gamma + 1, span, held=held, arrived=self._arrived)
+            return await drafter.propose(
+                *(self.index, committed, self.gamma + 1, span),
+                stop_below=self._stop_below,
+                held=held,
+                arrived=self._arrived,
+            )

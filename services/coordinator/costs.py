@@ -3,158 +3,132 @@
     seconds(n drafts) = drafting(n) + verifying(n)
 
 `verifying` is the target's call, as seen from here: queue, pass and wire. `drafting` is all the rest of the round, what
-it waits for its drafts above all. Both depend on how many sessions share a pass. When sessions share one, each position
-delays them all, so the cost of n drafts is what a pass takes in which every session brings n + 1 positions: a gamma
-that pays for one session and costs the others more does not pay.
+it waits for its drafts above all. Both are straight lines in n with a level of their own for every load, for a pass
+that is bound by memory costs the same over one position or five and one that is bound by compute does not. When
+sessions share a pass, each position delays them all, so n drafts cost what a pass takes in which every session brings
+n + 1 positions: a gamma that pays for one session and costs the others more does not pay.
 """
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
+
 from services.coordinator.types import Round
 
-# Share of a surprise that moves the level at once; what stays moves the shape.
-_LEVEL_GAIN = 0.03
-# Most observations that a point of the shape counts as, and those that the line through all points counts as.
-_MEMORY = 50.0
-_AGEING = 0.003
-_LINE_WEIGHT = 5.0
+# Measurements that a line remembers, and those that what it believed before them counts as, each one draft from their
+# mean.
+_MEMORY: Final = 120.0
+_PRIOR_WEIGHT: Final = 4.0
+_ZERO_WEIGHT: Final = 10.0
 # A time this many times what was expected is a pause of the machine, unless the next one is as long: then it is a
-# change, and what was known is doubted.
-_LONG = 1.6
-# A time this many times what was expected is a level that was wrong.
-_SHORT = 0.6
-# Of a line that rises: as much as a point at 1 seen so often.
-_FLAT_WEIGHT = 5.0
-_BATCH_GAIN = 0.1
+# change, and what was known counts as one measurement.
+_LONG: Final = 1.6
+# Share of the sessions in a round by which the load follows them.
+_BATCH_GAIN: Final = 0.3
 # Positions of a text that is new to a worker, or back after a pause: their pass says nothing of gamma.
-_CATCHING_UP = 64
-# No round takes less. A line through few points may say that one takes no time at all.
-_LEAST_S = 1e-6
+_CATCHING_UP: Final = 64
 
 
-class CostCurve:
-    """Seconds as a function of n = 0, 1, 2, ...: a level, times a shape.
+class CostLine:
+    """Seconds as a function of n = 0, 1, 2, ...: level + slope n, least squares over what was measured of late.
 
-    A machine that becomes slower makes everything slower, those n too that have not been run since. So the level takes
-    some of what differs from expectation, and the shape is what remains. The shape is a line through the points where
-    little is known, and the points themselves where they have been seen often. Point 0 stands apart: a pass over one
-    position may take another code path, and a drafter without a guess does nothing.
+    n = 0 stands apart, by a difference of its own: a pass over one position may take another code path, and a drafter
+    without a guess does nothing. Neither slope nor level is ever below 0.
+
+    Attributes:
+        level: The line's seconds at 0.
+        slope: Seconds more for each.
+        without: Seconds at 0 beyond the line's.
+        weight: How many measurements it remembers.
     """
 
-    def __init__(self, size: int, *, proportional: bool) -> None:
-        """Know nothing.
-
-        Args:
-            size: Points: n from 0 to size - 1.
-            proportional: Believe, until more is known, that n things take n times as long; else that all take the same.
-        """
-        self._proportional = proportional
-        self._level = 0.0
-        self._points = [0.0] * size
-        self._weights = [0.0] * size
-        self._fitted: list[float] = []
+    def __init__(self, slope: float | None = None) -> None:
+        """Know nothing but a slope; None believes, until more is known, that n take n times as long."""
+        self.level = 0.0
+        self.slope = 0.0
+        self.without = 0.0
+        self.weight = 0.0
+        self._believed = slope
+        self._mean_n = 0.0
+        self._mean_s = 0.0
+        # Sums of weighted squares and products about the means.
+        self._spread = 0.0
+        self._product = 0.0
+        self._zeros = 0.0
         self._strange = 0.0
 
-    @property
-    def is_known(self) -> bool:
-        """Whether anything has been observed."""
-        return self._level > 0
+    def seconds(self, n: float) -> float:
+        """Return what n takes."""
+        return self.level + self.slope * n if n else self.level + self.without
 
-    def observe(self, n: int, seconds: float, share: float = 1.0) -> None:
+    def observe(self, n: float, seconds: float, share: float = 1.0) -> None:
         """Learn from one measurement, which counts for less where others saw the same pass."""
-        if not self._level:
-            self._level, self._points[n], self._weights[n] = seconds, 1.0, share
-            self._fitted = []
-            return
-        expected = self.seconds(n)
-        surprise = seconds / expected if expected > 0 else 1.0
-        if self._is_accident(surprise, share):
-            return
-        weight = self._weights[n]
-        self._weights = [known * (1 - _AGEING * share) for known in self._weights]
-        self._points[n] += share * (seconds / self._level - self._points[n]) / (weight + share)
-        self._weights[n] = min(weight + share, _MEMORY)
-        # A time may be too long by chance, never by half too short. A point that is new says nothing about the level.
-        gain = _LEVEL_GAIN * weight / (weight + _LINE_WEIGHT) if surprise > _SHORT else min(0.5, 0.5 * weight)
-        self._level *= 1 + share * gain * (min(surprise, _LONG) - 1)
-        self._fitted = []
-
-    def _is_accident(self, surprise: float, share: float) -> bool:
-        """Return whether a time is far too long and those just before were not; where they were, believe it quickly."""
-        if surprise < _LONG:
+        if self.weight and seconds > _LONG * self.seconds(n):
+            self._strange += share
+            if self._strange <= 1:
+                return
+            self._doubt()
+        else:
             self._strange = 0.0
-            return False
-        self._strange += share
-        if self._strange <= 1:
-            return True
-        self._doubt()
-        return False
+        self._add(n, seconds - (0.0 if n else self.without), share)
+        self._fit()
+        if not n:
+            self._zeros = min(self._zeros + share, _MEMORY)
+            gain = share / (self._zeros + _ZERO_WEIGHT)
+            self.without = max(self.without + gain * (seconds - self.seconds(0)), -self.level)
+
+    def _add(self, n: float, seconds: float, share: float) -> None:
+        keep = 1 - share / _MEMORY
+        before = self.weight * keep
+        self.weight = before + share
+        from_n, from_s = n - self._mean_n, seconds - self._mean_s
+        self._mean_n += from_n * share / self.weight
+        self._mean_s += from_s * share / self.weight
+        joint = before * share / self.weight
+        self._spread = self._spread * keep + joint * from_n * from_n
+        self._product = self._product * keep + joint * from_n * from_s
+
+    def _fit(self) -> None:
+        # The line goes through the means: it is no steeper than from nothing at 0.
+        steepest = self._mean_s / self._mean_n if self._mean_n else 0.0
+        if self._believed is None and steepest:
+            self._believed = steepest
+        slope = (self._product + _PRIOR_WEIGHT * (self._believed or 0.0)) / (self._spread + _PRIOR_WEIGHT)
+        self.slope = max(0.0, min(slope, steepest) if steepest else slope)
+        self.level = self._mean_s - self.slope * self._mean_n
 
     def _doubt(self) -> None:
-        """Believe little of what was known: least where drafts are, so that what is new is taken for their price first.
+        self._believed = self.slope
+        share = min(1.0, 1 / self.weight)
+        self.weight *= share
+        self._spread = self._product = 0.0
 
-        That is soon found out where it is wrong, for fewer drafts are tried next.
-        """
-        self._weights = [min(known, 0.1 if n else 1.0) for n, known in enumerate(self._weights)]
 
-    def seconds(self, n: float) -> float:
-        """Return what n takes; between two points, in proportion."""
-        if not self._fitted:
-            self._fitted = self._fit()
-        below = min(int(n), len(self._fitted) - 1)
-        above = min(below + 1, len(self._fitted) - 1)
-        between = n - int(n)
-        return self._level * ((1 - between) * self._fitted[below] + between * self._fitted[above])
+class Price(NamedTuple):
+    """What a round takes, in seconds.
 
-    def copied(self) -> CostCurve:
-        """Return a curve that begins where this one is, sure of little."""
-        copy = CostCurve(len(self._points), proportional=self._proportional)
-        copy._level, copy._points = self._level, list(self._points)
-        copy._weights = list(self._weights)
-        copy._doubt()
-        return copy
+    Attributes:
+        alone_s: Without asking for drafts.
+        asked_s: With drafts, besides the drafts.
+        without_s: That much more where none come.
+        draft_s: For each draft, a step of the draft and a position of the target's pass.
+    """
 
-    def _fit(self) -> list[float]:
-        intercept, slope = self._line()
-        fitted = []
-        for n, (point, weight) in enumerate(zip(self._points, self._weights, strict=True)):
-            trust = weight / (weight + (_LINE_WEIGHT if n else 0.5))
-            fitted.append(trust * point + (1 - trust) * (intercept + slope * n))
-        return fitted
-
-    def _line(self) -> tuple[float, float]:
-        """Return intercept and slope of the weighted least squares line, with the prior as a point at 0 or a ridge."""
-        # Not the whole weight on point 0: it is only a hint of what 1 takes. It stands at 0 until it has been seen.
-        total = max(min(self._weights[0], 10.0), float(self._proportional))
-        sum_x, sum_y, sum_xy = 0.0, total * self._points[0], 0.0
-        sum_xx = 0.0 if self._proportional else _FLAT_WEIGHT
-        for n in range(1, len(self._points)):
-            weight = self._weights[n]
-            if weight:
-                total += weight
-                sum_x += weight * n
-                sum_y += weight * self._points[n]
-                sum_xx += weight * n * n
-                sum_xy += weight * n * self._points[n]
-        if not total:
-            return 0.0, 0.0
-        spread = sum_xx - sum_x * sum_x / total
-        slope = max(0.0, (sum_xy - sum_x * sum_y / total) / spread) if spread > 0 else 0.0
-        intercept = (sum_y - slope * sum_x) / total
-        # Neither is ever below 0: one distant point that was slow must not make the near ones free.
-        return (intercept, slope) if intercept >= 0 else (0.0, sum_xy / sum_xx)
+    alone_s: float
+    asked_s: float
+    without_s: float
+    draft_s: float
 
 
 class RoundCosts:
     """Seconds of a round by its drafts, at the load of the moment. Shared by all requests."""
 
-    def __init__(self, max_gamma: int) -> None:
-        self._size = max_gamma + 1
+    def __init__(self) -> None:
         self._batch = 1.0
-        # By load: that of the workers' passes as powers of two of the sessions in one.
-        self._drafting: dict[int, CostCurve] = {}
-        self._verifying: dict[int, CostCurve] = {}
-        self._idle = CostCurve(1, proportional=False)
+        # By load: that of the target's passes as powers of two of the sessions in one.
+        self._drafting: dict[int, CostLine] = {}
+        self._verifying: dict[int, CostLine] = {}
+        self._idle = CostLine(0.0)
 
     @property
     def sessions(self) -> int:
@@ -168,9 +142,13 @@ class RoundCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether drafting and verifying have been timed."""
-        both = (self._drafting, self._verifying)
-        return all(any(curve.is_known for curve in curves.values()) for curves in both)
+        """Whether a draft has been timed."""
+        return bool(self._drafting and self._verifying)
+
+    @property
+    def measured(self) -> float:
+        """How many passes at the load of the moment are remembered."""
+        return _nearest(self._verifying, self.load).weight if self._verifying else 0.0
 
     def observe(self, done: Round, *, asked: bool) -> None:
         """Learn from a round.
@@ -184,43 +162,36 @@ class RoundCosts:
             # The first round opens sessions and takes the prompt in.
             return
         if target.batch_size:
-            self._batch += _BATCH_GAIN * (target.batch_size - self._batch)
-        load = max(1, target.batch_size).bit_length()
+            self._batch += _BATCH_GAIN / target.batch_size * (target.batch_size - self._batch)
+        sessions = max(1, target.batch_size)
+        load = sessions.bit_length()
         if target.forward_tokens <= done.proposed + _CATCHING_UP:
-            brought = target.pass_tokens / target.batch_size - 1 if target.pass_tokens else done.proposed
-            if brought < self._size:
-                _curve(self._verifying, load, self._size, proportional=False).observe(
-                    round(brought), target.elapsed_s, max(1, target.batch_size) ** -0.5
-                )
+            brought = target.pass_tokens / sessions - 1 if target.pass_tokens else done.proposed
+            if brought <= done.proposed + _CATCHING_UP:
+                _line(self._verifying, load, 0.0).observe(max(0.0, brought), target.elapsed_s, 1 / sessions)
         rest_s = done.total_s - target.elapsed_s
         if not asked:
             self._idle.observe(0, rest_s)
         elif draft.forward_tokens <= done.proposed + _CATCHING_UP:
-            curve = _curve(self._drafting, load, self._size, proportional=True)
-            curve.observe(min(done.proposed, self._size - 1), rest_s)
+            _line(self._drafting, load, None).observe(done.proposed, rest_s)
 
-    def seconds(self, drafts: float, *, asked: bool) -> float:
-        """Return what a round takes, more than 0.
-
-        Args:
-            drafts: How many there are to be verified, on average.
-            asked: Whether the drafter is asked.
-        """
-        verifying = _nearest(self._verifying, self.load)
-        verify_s = max(_LEAST_S, verifying.seconds(drafts)) if verifying else _LEAST_S
-        if not asked:
-            return verify_s + self._idle.seconds(0)
-        drafting = _nearest(self._drafting, self.load)
-        return verify_s + (drafting.seconds(drafts) if drafting else 0.0)
+    def price(self) -> Price:
+        """Return what a round takes now. Only where `is_known`."""
+        verifying, drafting = _nearest(self._verifying, self.load), _nearest(self._drafting, self.load)
+        return Price(
+            alone_s=verifying.seconds(0) + self._idle.seconds(0),
+            asked_s=verifying.level + drafting.level,
+            without_s=verifying.without + drafting.without,
+            draft_s=verifying.slope + drafting.slope,
+        )
 
 
-def _nearest(curves: dict[int, CostCurve], load: int) -> CostCurve | None:
-    return curves[min(curves, key=lambda known: abs(known - load))] if curves else None
+def _nearest(lines: dict[int, CostLine], load: int) -> CostLine:
+    return lines[min(lines, key=lambda known: abs(known - load))]
 
 
-def _curve(curves: dict[int, CostCurve], load: int, size: int, *, proportional: bool) -> CostCurve:
-    """Return the curve of a load; a new one begins as that of the nearest."""
-    if load not in curves:
-        nearest = _nearest(curves, load)
-        curves[load] = nearest.copied() if nearest else CostCurve(size, proportional=proportional)
-    return curves[load]
+def _line(lines: dict[int, CostLine], load: int, first: float | None) -> CostLine:
+    """Return the line of a load; of a new one only the slope is believed, that of the nearest."""
+    if load not in lines:
+        lines[load] = CostLine(_nearest(lines, load).slope if lines else first)
+    return lines[load]

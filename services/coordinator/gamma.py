@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from services.coordinator.costs import RoundCosts
+from services.coordinator.costs import Price, RoundCosts
 from services.coordinator.keeping import KeepRates, SessionShift
 from services.coordinator.types import Round
 
 # What is asked for before anything is known.
 _FIRST = 4
 # Share of the time that may be lost to rounds run only to learn: by a request about its drafts, by all about costs.
-_OWN_SHARE = 0.015
+_OWN_SHARE = 0.02
 _SERVICE_SHARE = 0.005
 # Rounds between two of them.
 _OWN_PAUSE = 4
 _SERVICE_PAUSE = 6
+# The same at a load that has been measured in few passes.
+_NEW_LOAD, _NEW_LOAD_PAUSE = 12, 1
 
 
 class GammaPolicy(Protocol):
     """Chooses gamma round by round. Never looks at a draft that was not tested."""
+
+    @property
+    def stop_below(self) -> float:
+        """Least probability of being kept with which one more draft pays, 0 where the draft must not stop by itself."""
 
     def choose(self, room: int) -> int:
         """Return gamma for the next round, at most `room`."""
@@ -30,6 +36,8 @@ class GammaPolicy(Protocol):
 
 class FixedGamma:
     """Always the same."""
+
+    stop_below = 0.0
 
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
@@ -42,16 +50,23 @@ class FixedGamma:
         """Learn nothing."""
 
 
-class Option(NamedTuple):
-    """What a gamma promises: tokens and seconds of a round."""
+class Options(NamedTuple):
+    """What each gamma promises, from 0 on."""
 
-    tokens: float
-    seconds: float
+    tokens: list[float]
+    seconds: list[float]
 
-    @property
-    def pace(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
+    def pace(self, gamma: int) -> float:
+        """Return tokens a second."""
+        return self.tokens[gamma] / self.seconds[gamma]
+
+    def best(self, first: int = 0) -> int:
+        """Return the gamma from `first` on with the best pace."""
+        return max(range(first, len(self.tokens)), key=self.pace)
+
+    def loss_s(self, gamma: int, best: int) -> float:
+        """Return the time that a round loses with a gamma that is not the best."""
+        return self.seconds[gamma] - self.tokens[gamma] / self.pace(best)
 
 
 class Speculation:
@@ -65,7 +80,7 @@ class Speculation:
 
     def __init__(self, max_gamma: int) -> None:
         self.max_gamma = max_gamma
-        self.costs = RoundCosts(max_gamma)
+        self.costs = RoundCosts()
         self.rates = KeepRates(max_gamma)
         self._credit_s = 0.0
         self._load = 0
@@ -85,26 +100,27 @@ class Speculation:
         if self.costs.load != self._load:
             # Under another load everything may cost otherwise: a round's time to find out.
             self._load = self.costs.load
-            self._credit_s += done.total_s * self._load
-            self._probed = 0
+            self._credit_s += done.total_s * self.costs.sessions
 
-    def probe(self, options: list[Option], best: int) -> int | None:
+    def probe(self, options: Options, best: int) -> int | None:
         """Return another gamma to try, to know what it costs; None for none now.
 
         All sessions that share a pass try it together: what one alone brings hardly changes the pass.
         """
+        sessions = self.costs.sessions
         if self._rounds < self._probe_until:
-            return self._probe if self._probe < len(options) else None
-        if self._rounds - self._probed < _SERVICE_PAUSE * self.costs.sessions:
+            return self._probe if self._probe < len(options.tokens) else None
+        pause = _SERVICE_PAUSE if self.costs.measured > _NEW_LOAD else _NEW_LOAD_PAUSE
+        if self._rounds - self._probed < pause * sessions:
             return None
         others = {0, best // 2, best + 2} - {best}
-        gamma = min((other for other in others if other < len(options)), key=lambda other: self._last[other], default=0)
-        loss_s = options[gamma].seconds - options[gamma].tokens / options[best].pace
-        if gamma == best or loss_s * self.costs.sessions > self._credit_s:
+        gamma = min((g for g in others if g < len(options.tokens)), key=lambda g: self._last[g], default=best)
+        loss_s = options.loss_s(gamma, best) * sessions
+        if gamma == best or loss_s > self._credit_s:
             return None
-        self._credit_s -= loss_s * self.costs.sessions
+        self._credit_s -= loss_s
         self._probed = self._rounds
-        self._probe, self._probe_until = gamma, self._rounds + self.costs.sessions
+        self._probe, self._probe_until = gamma, self._rounds + sessions
         return gamma
 
 
@@ -112,7 +128,7 @@ class AdaptiveGamma:
     """The gamma that promises most tokens a second, E[tokens | gamma] / seconds(gamma), chosen anew for each round.
 
     Where 0 is the best, drafts are tried again now and then, so that a text that becomes easier is noticed: as often as
-    costs no more than 1.5% of the time.
+    costs no more than 2% of the time.
     """
 
     def __init__(self, speculation: Speculation) -> None:
@@ -121,6 +137,12 @@ class AdaptiveGamma:
         self._credit_s = 0.0
         self._untested = 0
         self._try_again = False
+        self._stop_below = 0.0
+
+    @property
+    def stop_below(self) -> float:
+        """One more draft pays where it yields more tokens than its time is worth: P(kept) >= pace x draft_s."""
+        return self._stop_below
 
     def choose(self, room: int) -> int:
         """Return gamma for the next round, at most `room`."""
@@ -129,8 +151,10 @@ class AdaptiveGamma:
             return 0
         if not self._speculation.costs.is_known:
             return min(_FIRST, limit)
-        options = self._options(limit)
-        best = max(range(limit + 1), key=lambda gamma: options[gamma].pace)
+        price = self._speculation.costs.price()
+        options = self._options(limit, price)
+        best = options.best()
+        self._stop_below = min(1.0, options.pace(best) * price.draft_s)
         if best == 0:
             return self._own_probe(options)
         other = self._speculation.probe(options, best)
@@ -149,22 +173,24 @@ class AdaptiveGamma:
         else:
             self._untested += 1
 
-    def _options(self, limit: int) -> list[Option]:
-        costs, came, kept = self._speculation.costs, self._speculation.rates.came, self._shift.rates()
-        options = [Option(1.0, costs.seconds(0, asked=False))]
-        tokens, reached, drafts, coming = 1.0, 1.0, 0.0, 1.0
+    def _options(self, limit: int, price: Price) -> Options:
+        came, kept = self._speculation.rates.came, self._shift.rates()
+        tokens, seconds = [1.0], [price.alone_s]
+        expected, reached, drafts, coming = 1.0, 1.0, 0.0, 1.0
+        asked_s = price.asked_s + (1 - came[0]) * price.without_s
         for i in range(limit):
             coming *= came[i]
             drafts += coming
             reached *= kept[i]
-            tokens += reached
-            options.append(Option(tokens, costs.seconds(drafts, asked=True)))
-        return options
+            expected += reached
+            tokens.append(expected)
+            seconds.append(asked_s + drafts * price.draft_s)
+        return Options(tokens, seconds)
 
-    def _own_probe(self, options: list[Option]) -> int:
+    def _own_probe(self, options: Options) -> int:
         """Return 0, or the least costly other gamma where it is time to test drafts again."""
-        gamma = max(range(1, len(options)), key=lambda other: options[other].pace)
-        loss_s = options[gamma].seconds - options[gamma].tokens / options[0].pace
+        gamma = options.best(1)
+        loss_s = options.loss_s(gamma, 0)
         if not self._try_again and (self._untested < _OWN_PAUSE or loss_s > self._credit_s):
             return 0
         self._try_again = False

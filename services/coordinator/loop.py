@@ -145,7 +145,8 @@ class Rounds:
         if self._drafter is None:
             return Proposal(degraded="draft absent")
         with self._observer.phase("paceline.propose", parent) as span:
-            return await self._drafter.propose(index, self._committed, gamma, span)
+            asked = index, self._committed, gamma, span
+            return await self._drafter.propose(*asked, stop_below=self._gamma.stop_below)
 
     def _run_ahead(self, drafts: Sequence[Draft], gamma: int, parent: Span) -> Ahead | None:
         """Have the draft go on from the drafts that are about to be verified, where that may be of use."""
@@ -166,6 +167,7 @@ class Rounds:
             committed=self._committed,
             held=drafts,
             gamma=next_gamma,
+            stop_below=self._gamma.stop_below,
             parent=parent,
         )
 
@@ -189,9 +191,7 @@ class Rounds:
         with self._observer.phase("paceline.verify", parent) as span:
             return await self._verifier.verify(index, self._committed, drafts, span)
 
-    async def _accept(
-        self, index: int, verification: Verification, drafts: Sequence[Draft], parent: Span
-    ) -> Decision:
+    async def _accept(self, index: int, verification: Verification, drafts: Sequence[Draft], parent: Span) -> Decision:
         with self._observer.phase("paceline.accept", parent) as span:
             return await decide(
                 *(self._plan, index, len(self._committed), verification.rows, drafts),

@@ -73,6 +73,7 @@ class Drafter(Protocol):
         gamma: int,
         span: Span,
         *,
+        stop_below: float = 0.0,
         held: Sequence[int] = (),
         arrived: list[Draft] | None = None,
     ) -> Proposal:
@@ -85,6 +86,7 @@ class Drafter(Protocol):
             committed: The text.
             gamma: Most tokens to propose.
             span: Goes along with the request.
+            stop_below: A further token pays where it will be kept with at least this probability.
             held: Drafts of an earlier proposal that this one goes on from; they may yet be rejected.
             arrived: Filled with the drafts as they come, for those who do not wait for the end.
         """

@@ -69,6 +69,7 @@ class CombinedSession:
         gamma: int,
         *,
         features: Features | None = None,
+        stop_below: float = 0.0,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield a guess at once or drafts one by one; see `ProposeSession.propose`."""
         if base_length > len(self._text):
@@ -81,7 +82,7 @@ class CombinedSession:
         self._guessed = bool(guess)
         # Asked for nothing, the model takes the text and the features in all the same.
         wanted = 0 if guess else gamma
-        drafting = self._model.propose(round_index, told, missing, wanted, features=features)
+        drafting = self._model.propose(round_index, told, missing, wanted, features=features, stop_below=stop_below)
         self._told = len(self._text)
         async with contextlib.aclosing(drafting):
             async for drafts in drafting:

@@ -18,6 +18,7 @@ from services.common.engine.work import MissingStatesError
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.partial import Ids
 from services.common.specdec.types import MAX_FEATURE_BYTES, Draft, SamplingParams, VerificationMode
+from services.draft_worker.confidence import Calibration
 from services.draft_worker.model_proposer import ModelProposeSession
 from services.draft_worker.proposer import Features
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
@@ -43,6 +44,7 @@ class FeatureProposer:
         self._width = width
         self._ids = head_ids
         self._truncation = truncation
+        self._calibrations = Calibration(), Calibration()
 
     async def open(
         self,
@@ -60,7 +62,8 @@ class FeatureProposer:
         # One place more than tokens are fed: for the state after the last one.
         capacity = min(prompt_length, self._window) + max_new_tokens + 1
         model = await self._engine.open(max(1, min(capacity, self._engine.context_length)))
-        drafting = ModelProposeSession(model, params, seed, rule, self._truncation, self._ids)
+        calibration = self._calibrations[params.temperature == 0]
+        drafting = ModelProposeSession(model, params, seed, rule, self._truncation, calibration, self._ids)
         return FeatureProposeSession(drafting, self._width, model.capacity - 1)
 
 
@@ -96,6 +99,7 @@ class FeatureProposeSession:
         gamma: int,
         *,
         features: Features | None = None,
+        stop_below: float = 0.0,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`.
 
@@ -114,7 +118,8 @@ class FeatureProposeSession:
         given = Given(pending[0] - origin, pending[1]) if pending is not None else None
         local = self._text[start:]
         self._told = len(self._text)
-        drafting = self._model.draft(round_index, start - origin, local, gamma, origin=origin, given=given)
+        asked = round_index, start - origin, local, gamma
+        drafting = self._model.draft(*asked, origin=origin, given=given, stop_below=stop_below)
         try:
             async for drafts in drafting:
                 if self._pending is pending:

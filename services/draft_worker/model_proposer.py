@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 
+import numpy as np
 import torch
 
 from services.common.engine.engine import Engine
@@ -18,6 +19,7 @@ from services.common.specdec.partial import Ids
 from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
 from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
+from services.draft_worker.confidence import Calibration, EarlyStop, Fates
 from services.draft_worker.proposer import Features
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
 
@@ -38,6 +40,8 @@ class ModelProposer:
         self._engine = engine
         self._truncation = truncation
         self._ids = head_ids
+        # What is kept at temperature 0 is another matter.
+        self._calibrations = Calibration(), Calibration()
 
     async def open(
         self,
@@ -54,7 +58,8 @@ class ModelProposer:
         """
         capacity = max(1, min(prompt_length + max_new_tokens, self._engine.context_length))
         model = await self._engine.open(capacity)
-        return ModelProposeSession(model, params, seed, rule, self._truncation, self._ids)
+        calibration = self._calibrations[params.temperature == 0]
+        return ModelProposeSession(model, params, seed, rule, self._truncation, calibration, self._ids)
 
 
 class ModelProposeSession:
@@ -71,6 +76,7 @@ class ModelProposeSession:
         seed: int,
         rule: VerificationMode,
         truncation: Truncation,
+        calibration: Calibration,
         head_ids: Ids | None = None,
     ) -> None:
         self.timing = PassTiming()
@@ -80,6 +86,8 @@ class ModelProposeSession:
         self._seed = seed
         self._rule = rule
         self._ids = head_ids
+        self._calibration = calibration
+        self._fates = Fates(calibration)
 
     def propose(
         self,
@@ -89,9 +97,10 @@ class ModelProposeSession:
         gamma: int,
         *,
         features: Features | None = None,  # noqa: ARG002
+        stop_below: float = 0.0,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`."""
-        return self.draft(round_index, base_length, tokens, gamma)
+        return self.draft(round_index, base_length, tokens, gamma, stop_below=stop_below)
 
     async def draft(
         self,
@@ -102,6 +111,7 @@ class ModelProposeSession:
         *,
         origin: int = 0,
         given: Given | None = None,
+        stop_below: float = 0.0,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`.
 
@@ -112,11 +122,14 @@ class ModelProposeSession:
             gamma: Most tokens to propose.
             origin: Where in the text the model's session begins.
             given: The target's states, for a model that is fed with them; see `ModelSession.generate`.
+            stop_below: Least probability of being kept that a further token must have; see `confidence`.
 
         Raises:
             MissingStatesError: Such a model has too few of them.
         """
         self.timing = PassTiming()
+        self._fates.tell(origin + base_length, tokens)
+        stop = EarlyStop(self._fates, self._calibration, stop_below)
         # As many as the context holds, decided before a token is sampled: to drop one afterwards would bias the text.
         length = base_length + len(tokens)
         # The last place of a session with states is for the one after its last token.
@@ -139,11 +152,14 @@ class ModelProposeSession:
             q = self._truncation.cut(q)
             if self._ids is not None:
                 q = Row(q.weights, self._ids if q.ids is None else self._ids[q.ids])
-            token = self._choose(q, round_index, offset, origin + length + offset)
+            position = origin + length + offset
+            token = self._choose(q, round_index, offset, position)
+            index = token if self._ids is None else int(np.searchsorted(self._ids, token))
+            stop.sampled(position, token, logits, index)
             offset += 1
             return Draft(token, q), token
 
-        drafting = self._model.generate(base_length, tokens, count, draw, given)
+        drafting = self._model.generate(base_length, tokens, count, draw, given, lambda: stop.goes_on)
         async with contextlib.aclosing(drafting):
             async for draft, timing in drafting:
                 self.timing = timing

@@ -78,6 +78,7 @@ class NgramSession:
         gamma: int,
         *,
         features: Features | None = None,  # noqa: ARG002
+        stop_below: float = 0.0,  # noqa: ARG002
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield the tokens that followed, all at once, or nothing; see `ProposeSession.propose`."""
         if (total := base_length + len(tokens)) > self._capacity:

@@ -38,6 +38,7 @@ class ProposeSession(Protocol):
         gamma: int,
         *,
         features: Features | None = None,
+        stop_below: float = 0.0,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Keep `base_length` tokens, append `tokens`, then yield at most `gamma` drafts as they are found.
 
@@ -49,6 +50,8 @@ class ProposeSession(Protocol):
             tokens: The ones that follow.
             gamma: Most tokens to propose.
             features: What has become known of the target's hidden states, for a drafter that is fed with them.
+            stop_below: A further token pays where it will be kept with at least this probability; a drafter that can
+                tell proposes no others, which it decides before it samples them.
 
         Raises:
             InvalidFieldError: A token id is out of range, or features are; nothing has changed.

@@ -107,13 +107,15 @@ class _Answer:
         request = self.request
         if request.gamma > MAX_GAMMA:
             raise InvalidFieldError("gamma", request.gamma, f"at most {MAX_GAMMA}")
+        if not 0 <= request.stop_below <= 1:
+            raise InvalidFieldError("stop_below", request.stop_below, "0 to 1, a probability")
         # One that is overtaken asks for nothing; what it brought is taken in all the same.
         gamma = request.gamma if self.inbox.is_empty else 0
         count = 0
         try:
             features = Features(request.features.start, request.features.data) if request.HasField("features") else None
             asked = request.round, request.base_length, request.tokens, gamma
-            proposing = self.session.propose(*asked, features=features)
+            proposing = self.session.propose(*asked, features=features, stop_below=request.stop_below)
             async with contextlib.aclosing(proposing):
                 async for drafts in proposing:
                     reply = draft_pb2.ProposeResponse(round=request.round)

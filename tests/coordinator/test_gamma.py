@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.common.specdec.types import Decision, Origin
-from services.coordinator.costs import CostCurve
+from services.coordinator.costs import CostLine
 from services.coordinator.gamma import AdaptiveGamma, Speculation
 from services.coordinator.keeping import KeepRates, SessionShift
 from services.coordinator.types import Call, Round
@@ -172,7 +172,7 @@ def test_a_text_whose_drafts_are_easier_than_usual() -> None:
 
 
 def test_one_long_pause_is_no_price() -> None:
-    curve = CostCurve(9, proportional=False)
+    curve = CostLine(0.0)
     for _ in range(20):
         curve.observe(4, 0.02)
     curve.observe(4, 0.5)

@@ -223,6 +223,7 @@ class ScriptedDraft(ScriptedWorker, draft_pb2_grpc.DraftServiceServicer):
             await self._send(request, short, context)
             return
         turn = self._turn(session, request.round)
+        turn.stop_below = request.stop_below
         first = len(sequence.tokens)
         turn.discarded = before[first] if first < len(before) else None
         reply = draft_pb2.ProposeResponse(round=request.round)

@@ -61,6 +61,7 @@ class Turn:
         round: The round of the request.
         tokens: The worker's sequence; it grows as drafts are made.
         discarded: The draft that stood, from an earlier round, where this round's first draft will stand, if one did.
+        stop_below: Least probability of being kept that the request wants a further draft to have.
     """
 
     law: Law
@@ -70,6 +71,7 @@ class Turn:
     round: int
     tokens: list[int]
     discarded: int | None = None
+    stop_below: float = 0.0
 
     @property
     def p(self) -> Row:

@@ -22,6 +22,7 @@ class Model:
         self.text: list[int] = []
         self.asked: list[int] = []
         self.features: list[Features | None] = []
+        self.stops: list[float] = []
 
     async def propose(
         self,
@@ -31,11 +32,13 @@ class Model:
         gamma: int,
         *,
         features: Features | None = None,
+        stop_below: float = 0.0,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         assert base_length <= len(self.text), "it has no such prefix"
         self.text = [*self.text[:base_length], *tokens]
         self.asked.append(gamma)
         self.features.append(features)
+        self.stops.append(stop_below)
         for offset in range(gamma):
             self.text.append(90 + offset)
             yield [Draft(90 + offset, Row.point_mass(90 + offset))]

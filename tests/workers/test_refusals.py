@@ -113,6 +113,8 @@ async def test_what_the_target_refuses(workers: Workers, fields: dict[str, Any],
             f"gamma is {BIGGEST}: must be at most {MAX_GAMMA}",
         ),
         ({"tokens": [3] * 101, "gamma": 1}, "base_length + tokens is 101: must be at most 100"),
+        ({"tokens": [3], "stop_below": 1.5}, "stop_below is 1.5: must be 0 to 1, a probability"),
+        ({"tokens": [3], "stop_below": float("nan")}, "stop_below is nan: must be 0 to 1, a probability"),
     ],
 )
 async def test_what_the_draft_refuses(workers: Workers, fields: dict[str, Any], told: str) -> None:

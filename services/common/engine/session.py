@@ -71,6 +71,7 @@ class ModelSession:
         count: int,
         draw: Callable[[torch.Tensor], tuple[T, int | None]],
         given: Given | None = None,
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[tuple[T, PassTiming], None]:
         """Keep `base_length` tokens, append `tokens`, then draw tokens one by one, each fed in the pass after.
 
@@ -84,6 +85,7 @@ class ModelSession:
             draw: Makes of the logits [1, vocab] an item to yield, and the token to append; None is none, and no more
                 is drawn. On the engine's thread.
             given: The target's states that a draft lacks; it has them once the first logits are drawn from.
+            goes_on: Asked after each token: whether another is drawn. On the engine's thread.
 
         Raises:
             As `evaluate`.
@@ -95,6 +97,8 @@ class ModelSession:
 
         def step(logits: torch.Tensor) -> int | None:
             item, token = draw(logits)
+            if not goes_on():
+                work.end()
             loop.call_soon_threadsafe(items.put_nowait, (item,))
             return token
 

@@ -140,6 +140,10 @@ class Work:
         """Add to the time in passes."""
         self.timing = dataclasses.replace(self.timing, forward_s=self.timing.forward_s + seconds)
 
+    def end(self) -> None:
+        """Let the next token that is drawn be the last."""
+        self._steps = 1
+
     def append(self, token: int) -> bool:
         """Append a token that was drawn; return whether it is fed in the next pass, for there is a step to come."""
         self.lease.sequence.tokens.append(token)

@@ -37,6 +37,7 @@ class _Asked:
     held: Sequence[int]
     gamma: int
     span: Span
+    stop_below: float
 
 
 @dataclass
@@ -95,6 +96,7 @@ class DraftSession:
         gamma: int,
         span: Span,
         *,
+        stop_below: float = 0.0,
         held: Sequence[int] = (),
         arrived: list[Draft] | None = None,
     ) -> Proposal:
@@ -112,7 +114,7 @@ class DraftSession:
             return Proposal(degraded="draft out of context")
         started_s = time.perf_counter()
         arrivals = _Arrivals([] if arrived is None else arrived)
-        asked = _Asked(round_index, committed, held, gamma, span)
+        asked = _Asked(round_index, committed, held, gamma, span, stop_below)
         degraded = ""
         try:
             line = await self._find_line(round_index, info)
@@ -186,7 +188,7 @@ class DraftSession:
         # a message goes out whole, whoever still waits for it. From here to there nothing may be given up either.
         if self._sending is not None and not self._sending.done():
             await asyncio.wait((self._sending,))
-        request = draft_pb2.ProposeRequest(round=asked.round_index, gamma=asked.gamma)
+        request = draft_pb2.ProposeRequest(round=asked.round_index, gamma=asked.gamma, stop_below=asked.stop_below)
         telemetry.inject(asked.span, request)
         base, tokens = line.remote.plan(asked.committed, asked.held)
         request.base_length = base
