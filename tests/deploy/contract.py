@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from paceline.v1 import coordinator_pb2, draft_pb2, target_pb2
 from services.common.rpc.settings import ServerSettings, Settings, options, parse
@@ -64,8 +65,10 @@ def settings_of(container: Document, service: Service) -> Any:
     fields = {service.settings.env_name(field): field for field in service.settings.model_fields}
     values = {fields[e["name"]]: e["value"] for e in container["env"] if e["name"] in fields and "value" in e}
     parser = click.Command(service.full_name, params=options(service.settings))
-    flags = parser.make_context(service.full_name, list(container["args"])).params
-    return parse(service.settings, values | {field: value for field, value in flags.items() if value is not None})
+    context = parser.make_context(service.full_name, list(container["args"]))
+    # What a flag is by default says nothing: a variable wins over it.
+    given = {f for f in context.params if context.get_parameter_source(f) is ParameterSource.COMMANDLINE}
+    return parse(service.settings, values | {f: value for f, value in context.params.items() if f in given})
 
 
 def faults(documents: list[Document], services: Mapping[str, Service] = SERVICES) -> list[str]:

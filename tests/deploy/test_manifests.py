@@ -13,7 +13,7 @@ from pydantic import create_model
 from deploy import check
 from services.common.rpc.settings import Settings
 from tests.deploy import dockerfile
-from tests.deploy.contract import SERVICES, Document, Service, container_of, faults, get, pod_of
+from tests.deploy.contract import SERVICES, Document, Service, container_of, faults, get, pod_of, settings_of
 
 BUILT = {folder.name: check.build(folder) for folder in check.folders()}
 VERSION = tomllib.loads((check.ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -29,8 +29,20 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_base_and_local_are_there() -> None:
-    assert {"base", "local"} <= BUILT.keys()
+def test_base_and_overlays_are_there() -> None:
+    assert {"base", "local", "own-models"} <= BUILT.keys()
+
+
+def test_a_draft_worker_finds_draft_and_target_where_they_are_mounted() -> None:
+    documents = BUILT["own-models"]
+    draft = settings_of(container_of(documents, "draft-worker"), SERVICES["draft-worker"])
+    target = settings_of(container_of(documents, "target-worker"), SERVICES["target-worker"])
+    assert (draft.drafter, draft.target_model) == ("model", target.model)
+    claim = get(documents, "PersistentVolumeClaim", "models")["metadata"]["name"]
+    for name, folders in {"draft-worker": {draft.model, draft.target_model}, "target-worker": {target.model}}.items():
+        (own,) = (v["name"] for v in pod_of(documents, name)["volumes"] if claim in str(v.get("persistentVolumeClaim")))
+        mounts = {m["name"]: m["mountPath"] for m in container_of(documents, name)["volumeMounts"]}
+        assert all(folder.startswith(f"{mounts[own]}/") for folder in folders)
 
 
 def test_manifests_say_what_the_code_has(documents: list[Document]) -> None:
@@ -63,7 +75,7 @@ def test_a_setting_renamed_in_the_code_is_noticed(name: str, field: str) -> None
     }
     renamed = create_model("Renamed", __base__=Settings, **fields)
     renamed.env_prefix = old.settings.env_prefix
-    found = faults(BUILT["base"], {name: Service(renamed, old.full_name)})
+    found = [fault for built in BUILT.values() for fault in faults(built, {name: Service(renamed, old.full_name)})]
     flag, variable = old.settings.flag_name(field), old.settings.env_name(field)
     assert any(flag in fault or variable in fault for fault in found), found
 
@@ -132,10 +144,11 @@ def test_pods_meet_the_restricted_standard(documents: list[Document], name: str)
 def test_what_is_written_is_a_volume_and_the_user_is_the_images(documents: list[Document], name: str) -> None:
     pod, container = pod_of(documents, name), container_of(documents, name)
     final = dockerfile.stages(check.ROOT / "services" / name.replace("-", "_") / "Dockerfile")[-1]
-    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    written = [mount for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    mounts = {mount["mountPath"]: mount["name"] for mount in written}
     home = dockerfile.environment(final).get("PACELINE_HOME")
     assert mounts.keys() == {"/tmp", home} - {None}
-    empty = {volume["name"] for volume in pod["volumes"] if volume["emptyDir"]["sizeLimit"]}
+    empty = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume and volume["emptyDir"]["sizeLimit"]}
     assert set(mounts.values()) == empty
     security = pod["securityContext"]
     assert f"{security['runAsUser']}:{security['runAsGroup']}" == dockerfile.only(final, "USER")
