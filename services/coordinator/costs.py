@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from services.coordinator.types import Round
 
-# Measurements that a line remembers, and those that what it believed before them counts as, each one draft from their
-# mean.
+# Measurements that a line remembers; those that the slope it believed before counts as, each one draft from their mean;
+# and those that no difference at 0 counts as.
 _MEMORY: Final = 120.0
 _PRIOR_WEIGHT: Final = 4.0
 _ZERO_WEIGHT: Final = 10.0
@@ -27,6 +27,8 @@ _LONG: Final = 1.6
 _BATCH_GAIN: Final = 0.3
 # Positions of a text that is new to a worker, or back after a pause: their pass says nothing of gamma.
 _CATCHING_UP: Final = 64
+# No round takes less. A line through few points may say that one takes no time at all.
+_LEAST_S: Final = 1e-6
 
 
 class CostLine:
@@ -39,7 +41,6 @@ class CostLine:
         level: The line's seconds at 0.
         slope: Seconds more for each.
         without: Seconds at 0 beyond the line's.
-        weight: How many measurements it remembers.
     """
 
     def __init__(self, slope: float | None = None) -> None:
@@ -47,15 +48,15 @@ class CostLine:
         self.level = 0.0
         self.slope = 0.0
         self.without = 0.0
-        self.weight = 0.0
         self._believed = slope
-        self._mean_n = 0.0
-        self._mean_s = 0.0
-        # Sums of weighted squares and products about the means.
-        self._spread = 0.0
-        self._product = 0.0
-        self._zeros = 0.0
+        self._line = _Points(0.0, 0.0, 0.0, 0.0, 0.0)
+        self._zeros = _Points(0.0, 0.0, 0.0, 0.0, 0.0)
         self._strange = 0.0
+
+    @property
+    def weight(self) -> float:
+        """How many measurements are remembered."""
+        return self._line.weight + self._zeros.weight
 
     def seconds(self, n: float) -> float:
         """Return what n takes."""
@@ -70,42 +71,68 @@ class CostLine:
             self._doubt()
         else:
             self._strange = 0.0
-        self._add(n, seconds - (0.0 if n else self.without), share)
-        self._fit()
-        if not n:
-            self._zeros = min(self._zeros + share, _MEMORY)
-            gain = share / (self._zeros + _ZERO_WEIGHT)
-            self.without = max(self.without + gain * (seconds - self.seconds(0)), -self.level)
-
-    def _add(self, n: float, seconds: float, share: float) -> None:
         keep = 1 - share / _MEMORY
-        before = self.weight * keep
-        self.weight = before + share
-        from_n, from_s = n - self._mean_n, seconds - self._mean_s
-        self._mean_n += from_n * share / self.weight
-        self._mean_s += from_s * share / self.weight
-        joint = before * share / self.weight
-        self._spread = self._spread * keep + joint * from_n * from_n
-        self._product = self._product * keep + joint * from_n * from_s
+        seen = _Points(share, n, seconds, 0.0, 0.0)
+        self._line, self._zeros = self._line.faded(keep), self._zeros.faded(keep)
+        if n:
+            self._line = self._line.joined(seen)
+        else:
+            self._zeros = self._zeros.joined(seen)
+        self._fit()
 
     def _fit(self) -> None:
+        # A difference at 0 costs _ZERO_WEIGHT times its square: with the best one, the points there weigh on the line as
+        # if they were fewer.
+        trust = self._zeros.weight / (self._zeros.weight + _ZERO_WEIGHT)
+        points = self._line.joined(self._zeros.faded(1 - trust))
         # The line goes through the means: it is no steeper than from nothing at 0.
-        steepest = self._mean_s / self._mean_n if self._mean_n else 0.0
+        steepest = points.seconds / points.n if points.n else 0.0
         if self._believed is None and steepest:
             self._believed = steepest
-        slope = (self._product + _PRIOR_WEIGHT * (self._believed or 0.0)) / (self._spread + _PRIOR_WEIGHT)
+        slope = (points.product + _PRIOR_WEIGHT * (self._believed or 0.0)) / (points.spread + _PRIOR_WEIGHT)
         self.slope = max(0.0, min(slope, steepest) if steepest else slope)
-        self.level = self._mean_s - self.slope * self._mean_n
+        self.level = points.seconds - self.slope * points.n
+        self.without = trust * (self._zeros.seconds - self.level)
 
     def _doubt(self) -> None:
+        """Believe the slope, and little of the rest."""
         self._believed = self.slope
-        share = min(1.0, 1 / self.weight)
-        self.weight *= share
-        self._spread = self._product = 0.0
+        keep = min(1.0, 1 / self.weight)
+        self._line, self._zeros = self._line.faded(keep), self._zeros.faded(keep)
+
+
+class _Points(NamedTuple):
+    """Measurements: how many, their means, and sums of squares and products about the means."""
+
+    weight: float
+    n: float
+    seconds: float
+    spread: float
+    product: float
+
+    def faded(self, keep: float) -> _Points:
+        """Return them with less weight."""
+        return self._replace(weight=self.weight * keep, spread=self.spread * keep, product=self.product * keep)
+
+    def joined(self, other: _Points) -> _Points:
+        """Return these and others (Chan et al. 1979)."""
+        weight = self.weight + other.weight
+        if not weight:
+            return self
+        share = other.weight / weight
+        n, seconds = other.n - self.n, other.seconds - self.seconds
+        apart = self.weight * share
+        return _Points(
+            weight,
+            self.n + share * n,
+            self.seconds + share * seconds,
+            self.spread + other.spread + apart * n * n,
+            self.product + other.product + apart * n * seconds,
+        )
 
 
 class Price(NamedTuple):
-    """What a round takes, in seconds.
+    """What a round takes, in seconds; more than 0 for any number of drafts.
 
     Attributes:
         alone_s: Without asking for drafts.
@@ -178,10 +205,11 @@ class RoundCosts:
     def price(self) -> Price:
         """Return what a round takes now. Only where `is_known`."""
         verifying, drafting = _nearest(self._verifying, self.load), _nearest(self._drafting, self.load)
+        asked_s = max(_LEAST_S, verifying.level + drafting.level)
         return Price(
-            alone_s=verifying.seconds(0) + self._idle.seconds(0),
-            asked_s=verifying.level + drafting.level,
-            without_s=verifying.without + drafting.without,
+            alone_s=max(_LEAST_S, verifying.seconds(0) + self._idle.seconds(0)),
+            asked_s=asked_s,
+            without_s=max(_LEAST_S - asked_s, verifying.without + drafting.without),
             draft_s=verifying.slope + drafting.slope,
         )
 
