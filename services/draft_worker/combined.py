@@ -14,7 +14,7 @@ from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import UnknownPrefixError
 from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
 from services.draft_worker.ngram import continuation
-from services.draft_worker.proposer import Features, Proposer, ProposeSession
+from services.draft_worker.proposer import Features, Proposer, ProposeSession, check_length
 
 
 class CombinedProposer:
@@ -72,6 +72,7 @@ class CombinedSession:
         stop_below: float = 0.0,
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield a guess at once or drafts one by one; see `ProposeSession.propose`."""
+        check_length(base_length, tokens, self._capacity)
         if base_length > len(self._text):
             raise UnknownPrefixError(len(self._text))
         told = min(self._told, base_length)

@@ -20,7 +20,7 @@ from services.common.specdec.partial import Ids
 from services.common.specdec.types import MAX_FEATURE_BYTES, Draft, SamplingParams, VerificationMode
 from services.draft_worker.confidence import Calibration
 from services.draft_worker.model_proposer import ModelProposeSession
-from services.draft_worker.proposer import Features
+from services.draft_worker.proposer import Features, check_length
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
 
 
@@ -64,7 +64,7 @@ class FeatureProposer:
         model = await self._engine.open(max(1, min(capacity, self._engine.context_length)))
         calibration = self._calibrations[params.temperature == 0]
         drafting = ModelProposeSession(model, params, seed, rule, self._truncation, calibration, self._ids)
-        return FeatureProposeSession(drafting, self._width, model.capacity - 1)
+        return FeatureProposeSession(drafting, self._width, model.capacity - 1, prompt_length + max_new_tokens)
 
 
 class FeatureProposeSession:
@@ -73,10 +73,12 @@ class FeatureProposeSession:
     Where features are missing nothing is proposed, which is decided before a token is sampled.
     """
 
-    def __init__(self, model: ModelProposeSession, width: int, capacity: int) -> None:
+    def __init__(self, model: ModelProposeSession, width: int, capacity: int, longest: int) -> None:
         self._model = model
         self._width = width
+        # Of the window and what follows it, and of the whole text.
         self._capacity = capacity
+        self._longest = longest
         self._text: list[int] = []
         # How much of the text, from its beginning, the model's session has been given, its own drafts included.
         self._told = 0
@@ -104,8 +106,10 @@ class FeatureProposeSession:
         """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`.
 
         Raises:
-            InvalidFieldError: Features of a wrong size, of positions that are not in the text, or of too many.
+            InvalidFieldError: Features of a wrong size, of positions that are not in the text, or of too many; or a
+                text longer than was reserved.
         """
+        check_length(base_length, tokens, self._longest)
         if base_length > len(self._text):
             raise UnknownPrefixError(len(self._text))
         came = self._decoded(features, base_length + len(tokens)) if features is not None else None

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 
 from services.common.engine.timing import PassTiming
-from services.common.specdec.errors import CapacityError, InvalidFieldError, UnknownPrefixError
+from services.common.specdec.errors import CapacityError, UnknownPrefixError
 from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
-from services.draft_worker.proposer import Features
+from services.draft_worker.proposer import Features, check_length
 
 
 class NgramProposer:
@@ -81,10 +81,7 @@ class NgramSession:
         stop_below: float = 0.0,  # noqa: ARG002
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield the tokens that followed, all at once, or nothing; see `ProposeSession.propose`."""
-        if (total := base_length + len(tokens)) > self._capacity:
-            raise InvalidFieldError(
-                "base_length + tokens", total, f"at most {self._capacity}, what the session reserved"
-            )
+        check_length(base_length, tokens, self._capacity)
         if base_length > len(self._tokens):
             raise UnknownPrefixError(len(self._tokens))
         del self._tokens[base_length:]

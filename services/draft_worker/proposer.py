@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.common.engine.timing import PassTiming
+from services.common.specdec.errors import InvalidFieldError
 from services.common.specdec.types import Draft, SamplingParams, VerificationMode
 
 
@@ -21,6 +22,16 @@ class Features:
 
     start: int
     data: bytes
+
+
+def check_length(base_length: int, tokens: Sequence[int], reserved: int) -> None:
+    """Check that a text is no longer than its session was opened for: what a session keeps of it is memory.
+
+    Raises:
+        InvalidFieldError: It is.
+    """
+    if (total := base_length + len(tokens)) > reserved:
+        raise InvalidFieldError("base_length + tokens", total, f"at most {reserved}, what the session reserved")
 
 
 class ProposeSession(Protocol):

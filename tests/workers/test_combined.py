@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from services.common.engine.timing import PassTiming
-from services.common.specdec.errors import UnknownPrefixError
+from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import Draft, Row
 from services.draft_worker.combined import CombinedSession
 from services.draft_worker.proposer import Features
@@ -88,3 +88,11 @@ async def test_an_unknown_prefix_changes_nothing() -> None:
         await propose(session, 5, [6], 2)
     assert unknown.value.known_length == 3
     assert model.text == [1, 2, 3]
+
+
+async def test_a_text_longer_than_was_reserved_is_refused() -> None:
+    """It is kept as long as the stream is open: a peer could fill the memory with it."""
+    session = CombinedSession(Model(), 2, 4, 10)
+    assert await propose(session, 0, [1, 2, 3, 4, 5, 6, 7], 0) == []
+    with pytest.raises(InvalidFieldError, match="base_length \\+ tokens is 11: must be at most 10"):
+        await propose(session, 7, [1, 2, 3, 4], 0)

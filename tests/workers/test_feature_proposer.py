@@ -230,3 +230,11 @@ async def test_features_that_cannot_be_are_refused_by_name(
     # Nothing has changed.
     with pytest.raises(UnknownPrefixError):
         await propose(session, 1, 10, [1], 2)
+
+
+async def test_a_text_longer_than_was_reserved_is_refused(draft: Path, start_engine: StartEngine) -> None:
+    """It is kept as long as the stream is open: a peer could fill the memory with it."""
+    session = await (await serve(draft, start_engine)).open(PLAIN, 5, 20, 10)
+    assert await propose(session, 0, 0, [1] * 30, 0) == []
+    with pytest.raises(InvalidFieldError, match="base_length \\+ tokens is 31: must be at most 30"):
+        await propose(session, 1, 30, [1], 0)
