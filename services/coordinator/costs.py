@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 from services.coordinator.types import Round
 
 # Measurements that a line remembers; those that the slope it believed before counts as, each one draft from their mean;
-# and those that no difference at 0 counts as.
+# and those at 0 of which half is taken for a difference there.
 _MEMORY: Final = 120.0
 _PRIOR_WEIGHT: Final = 4.0
-_ZERO_WEIGHT: Final = 10.0
+_ZERO_WEIGHT: Final = 6.0
 # A time this many times what was expected is a pause of the machine, unless the next one is as long: then it is a
 # change, and what was known counts as one measurement.
 _LONG: Final = 1.6
@@ -81,9 +81,8 @@ class CostLine:
         self._fit()
 
     def _fit(self) -> None:
-        # A difference at 0 costs _ZERO_WEIGHT times its square: with the best one, the points there weigh on the line as
-        # if they were fewer.
-        trust = self._zeros.weight / (self._zeros.weight + _ZERO_WEIGHT)
+        # Few points at 0 are taken for points of the line, many for a difference.
+        trust = self._zeros.weight**2 / (self._zeros.weight**2 + _ZERO_WEIGHT**2)
         points = self._line.joined(self._zeros.faded(1 - trust))
         # The line goes through the means: it is no steeper than from nothing at 0.
         steepest = points.seconds / points.n if points.n else 0.0

@@ -18,13 +18,13 @@ from typing import NamedTuple
 _SERVICE_MEMORY = 300.0
 _SESSION_MEMORY = 100.0
 # Squared standard deviations that are a change, and not chance; over at most so many rounds.
-_CHANGE = 8.0
+_CHANGE = 11.0
 _LEAST_VARIANCE = 0.25
 _CHANGE_WITHIN = 20
 # What nobody has seen is taken to be like the offset before it, with the weight of so many rounds.
 _PRIOR_WEIGHT = 12.0
 _PRIOR_RATE = 0.6
-_SESSION_PRIOR_WEIGHT = 2.0
+_SESSION_PRIOR_WEIGHT = 3.0
 
 
 class KeepRates:

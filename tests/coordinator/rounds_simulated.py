@@ -2,7 +2,8 @@
 
 Assumed: draft i is kept with a probability of its own given that those before it were; n drafts take a + b n seconds; a
 pass of the target is a function of all the positions in it; sessions that share a pass go in step. Measured times are
-the true ones times log-normal noise, and one in a hundred is five times as long.
+the true ones times log-normal noise, and one in a hundred is five times as long. A draft may know how likely each of
+its tokens is to be kept, and then stops as it is asked to.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class World:
         jitter: Standard deviation of the logarithm of measured times.
         outliers: Share of times that are five times as long.
         late_s: Where drafts take longer than this, the round goes on without them.
+        certainty: How much drafts differ: each is kept with a probability of its own from a beta distribution about
+            `keep`, the narrower the larger this is. The draft knows it. None for no difference.
     """
 
     keep: Keep
@@ -44,16 +47,31 @@ class World:
     jitter: float = 0.15
     outliers: float = 0.01
     late_s: float = 10.0
+    certainty: float | None = None
+
+    def drafted(self, gamma: int, stop_below: float, rng: np.random.Generator) -> list[float]:
+        """Return with what probability each of the drafts that come will be kept."""
+        if not gamma or rng.random() >= self.comes:
+            return []
+        if self.certainty is None:
+            return [self.keep(i) for i in range(gamma)]
+        kept: list[float] = []
+        reached = 1.0
+        while len(kept) < gamma and reached * self.keep(len(kept)) >= stop_below:
+            mean = self.keep(len(kept))
+            kept.append(float(rng.beta(mean * self.certainty, (1 - mean) * self.certainty)))
+            reached *= kept[-1]
+        return kept
 
     def tokens(self, gamma: int) -> float:
         """Return the expected tokens of a round."""
         return 1 + self.comes * float(np.cumprod([self.keep(i) for i in range(gamma)]).sum())
 
-    def seconds(self, gammas: Sequence[int]) -> float:
-        """Return the expected seconds of a round in which sessions ask for these gammas."""
-        drafting = max(self.asking_s + gamma * self.draft_s if gamma else 0.0 for gamma in gammas)
-        come = sum(self.comes * gamma for gamma in gammas)
-        return drafting + self.pass_s(len(gammas), round(len(gammas) + come)) + self.own_s
+    def seconds(self, gammas: Sequence[int], drafts: Sequence[float] | None = None) -> float:
+        """Return the expected seconds of a round in which sessions ask for these gammas, and get so many drafts."""
+        came = [self.comes * gamma for gamma in gammas] if drafts is None else drafts
+        drafting = max(self.asking_s + n * self.draft_s if g else 0.0 for g, n in zip(gammas, came, strict=True))
+        return drafting + self.pass_s(len(gammas), round(len(gammas) + sum(came))) + self.own_s
 
     def pace(self, gamma: int, sessions: int = 1) -> float:
         """Return the expected tokens a second of a session, where all ask for the same."""
@@ -73,6 +91,8 @@ class Simulation:
         sessions: How many.
         most: Largest gamma.
         seed: Of the noise and of what is kept.
+        tokens: Of all rounds so far.
+        seconds: That they took, but for the noise.
     """
 
     world: World
@@ -82,6 +102,8 @@ class Simulation:
     policies: list[AdaptiveGamma] = field(init=False)
     rng: np.random.Generator = field(init=False)
     index: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.speculation = Speculation(self.most)
@@ -91,19 +113,22 @@ class Simulation:
     def step(self) -> list[int]:
         """Run a round of every session; return the gammas."""
         gammas = [policy.choose(10**6) for policy in self.policies[: self.sessions]]
-        come = [gamma if gamma and self.rng.random() < self.world.comes else 0 for gamma in gammas]
-        positions = len(gammas) + sum(come)
+        policies = self.policies[: self.sessions]
+        come = [self.world.drafted(g, p.stop_below, self.rng) for g, p in zip(gammas, policies, strict=True)]
+        positions = len(gammas) + sum(map(len, come))
         pass_s = self._measured(self.world.pass_s(len(gammas), positions))
         own_s = self._measured(self.world.own_s)
         # In step: the slowest draft is waited for by all, as the pass begins when all have come.
-        for policy, gamma, proposed in zip(self.policies, gammas, come, strict=False):
+        for policy, gamma, kept in zip(policies, gammas, come, strict=True):
+            proposed = len(kept)
             draft_s = self._measured(self.world.asking_s + proposed * self.world.draft_s) if gamma else 0.0
             degraded = ""
             if draft_s > self.world.late_s:
                 draft_s, proposed, degraded = self.world.late_s, 0, "draft late"
             accepted = 0
-            while accepted < proposed and self.rng.random() < self.world.keep(accepted):
+            while accepted < proposed and self.rng.random() < kept[accepted]:
                 accepted += 1
+            self.tokens += accepted + 1
             origin = Origin.RESIDUAL if accepted < proposed else Origin.BONUS if proposed else Origin.TARGET
             decision = Decision((0,) * (accepted + 1), accepted, min(accepted + 1, proposed), origin)
             policy.observe(
@@ -124,6 +149,8 @@ class Simulation:
                     accept_s=own_s,
                 )
             )
+        drafts = [len(kept) for kept in come]
+        self.seconds += self.world.seconds(gammas, drafts)
         self.index += 1
         return gammas
 
