@@ -113,10 +113,7 @@ class VerifySession:
             CapacityError: The device has no memory left for the pass.
             SessionClosedError: The session was closed before its turn came.
         """
-        if not 1 <= rows <= len(tokens):
-            raise InvalidFieldError("rows", rows, f"1 to {len(tokens)}, the number of tokens")
-        if rows > MAX_GAMMA + 1:
-            raise InvalidFieldError("rows", rows, f"at most {MAX_GAMMA + 1}: the most drafts of a round, and one")
+        _check_rows(tokens, rows)
         if features_from is not None:
             self._check_features(features_from, base_length + len(tokens))
         self._held = None
@@ -135,6 +132,7 @@ class VerifySession:
         Raises:
             InvalidFieldError: `index` is out of range; or as `verify`, whose other errors may come too.
         """
+        _check_rows(tokens, rows)
         if not 0 <= index < rows:
             raise InvalidFieldError("fetch", index, f"0 to {rows - 1}: one of the rows")
         if self._held is not None and self._held.answers(base_length, tokens, rows):
@@ -163,3 +161,10 @@ class VerifySession:
     def close(self) -> None:
         """Free the KV cache; a pass that waits for its turn will not run. May be called again."""
         self._model.close()
+
+
+def _check_rows(tokens: Sequence[int], rows: int) -> None:
+    if not 1 <= rows <= len(tokens):
+        raise InvalidFieldError("rows", rows, f"1 to {len(tokens)}, the number of tokens")
+    if rows > MAX_GAMMA + 1:
+        raise InvalidFieldError("rows", rows, f"at most {MAX_GAMMA + 1}: the most drafts of a round, and one")

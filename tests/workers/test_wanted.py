@@ -183,7 +183,7 @@ async def test_a_bad_row_goes_out_as_it_is(target: Target) -> None:
         ({"supports": [b""] * 2 + encoded([np.array([VOCAB], np.uint32)])}, f"supports[2] is 'up to {VOCAB}': must be"),
         ({"fetch": 3}, "fetch is 3: must be 0 to 2"),
         ({"fetch": 2**32 - 1}, "fetch is 4294967295: must be 0 to 2"),
-        ({"fetch": 0, "rows": 0}, "fetch is 0: must be"),
+        ({"fetch": 0, "rows": 0}, "rows is 0: must be 1 to"),
     ],
 )
 async def test_what_is_refused(target: Target, fields: dict[str, Any], told: str) -> None:
