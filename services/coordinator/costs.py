@@ -214,7 +214,8 @@ class RoundCosts:
 
 
 def _nearest(lines: dict[int, CostLine], load: int) -> CostLine:
-    return lines[min(lines, key=lambda known: abs(known - load))]
+    # A copy, for this is also read by the thread that exports metrics.
+    return lines[min(tuple(lines), key=lambda known: abs(known - load))]
 
 
 def _line(lines: dict[int, CostLine], load: int, first: float | None) -> CostLine:

@@ -34,6 +34,7 @@ class KeepRates:
         self._kept = _Rates(max_gamma, _PRIOR_RATE)
         # A drafter gives what it is asked for, until it is seen not to.
         self._came = _Rates(max_gamma, 1.0)
+        self._accepted = self._tested = 0.0
 
     @property
     def kept(self) -> Sequence[float]:
@@ -45,10 +46,17 @@ class KeepRates:
         """Probability that one more draft comes, given that those before it did: float[max_gamma]."""
         return self._came.values
 
+    @property
+    def alpha(self) -> float:
+        """Drafts kept over drafts tested, of late; 0 where none were."""
+        return self._accepted / self._tested if self._tested else 0.0
+
     def observe(self, gamma: int, proposed: int, accepted: int) -> None:
         """Learn from a round that asked for `gamma` drafts, got `proposed` and kept `accepted`."""
         self._kept.observe(gamma, accepted)
         self._came.observe(gamma, proposed)
+        self._accepted += accepted - self._accepted / _SERVICE_MEMORY
+        self._tested += min(accepted + 1, proposed) - self._tested / _SERVICE_MEMORY
 
 
 class _Rates:

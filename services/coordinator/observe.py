@@ -7,10 +7,12 @@ The tree: CoordinatorService/Generate, then `paceline.round`, then `paceline.pro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, StatusCode
 
 from services.common.specdec.types import Origin
@@ -20,6 +22,20 @@ tracer = trace.get_tracer("paceline.coordinator")
 _meter = metrics.get_meter("paceline.coordinator")
 _SECONDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 _COUNTS = [float(n) for n in range(17)]
+
+
+class Estimate(NamedTuple):
+    """What adaptive gamma goes by.
+
+    Attributes:
+        of: Which requests it is of.
+        alpha: Drafts kept over drafts tested.
+        seconds: What a round takes, by part.
+    """
+
+    of: Mapping[str, str | bool | int]
+    alpha: float
+    seconds: Mapping[str, float]
 
 
 class Instruments:
@@ -59,6 +75,26 @@ class Instruments:
         self.lost = _meter.create_counter("paceline.workers.lost", "{stream}", "Worker streams that broke.")
         self.mismatch = _meter.create_counter(
             "paceline.draft.mismatch", "{check}", "Draft workers not used because their tokenizer is not the target's."
+        )
+
+    def watch_estimates(self, read: Callable[[], Iterable[Estimate]]) -> None:
+        """Have what adaptive gamma goes by read at every export."""
+
+        def alphas(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(estimate.alpha, estimate.of) for estimate in read()]
+
+        def seconds(_: CallbackOptions) -> Iterable[Observation]:
+            parts = [(e.of, part, value) for e in read() for part, value in e.seconds.items()]
+            return [Observation(value, {**of, "part": part}) for of, part, value in parts]
+
+        _meter.create_observable_gauge(
+            "paceline.speculation.alpha", [alphas], "1", "Drafts kept over drafts tested, of late."
+        )
+        _meter.create_observable_gauge(
+            "paceline.speculation.cost",
+            [seconds],
+            "s",
+            "Of a round at the load of the moment: alone, without drafts; asked, with them but for them; draft, each.",
         )
 
     def count_round(self, done: Round) -> None:

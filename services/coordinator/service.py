@@ -24,7 +24,7 @@ from services.coordinator.config import CoordinatorSettings
 from services.coordinator.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, Speculation
 from services.coordinator.heads import RowHeads
 from services.coordinator.loop import Rounds
-from services.coordinator.observe import Instruments, RequestObserver, tracer
+from services.coordinator.observe import Estimate, Instruments, RequestObserver, tracer
 from services.coordinator.overlap import FixedOverlap, overlap_policy
 from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError
 from services.coordinator.request import Target, check_request_id, plan, whole_rows
@@ -61,6 +61,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._heads = RowHeads(settings.row_head) if settings.partial_rows else None
         self._speculation: dict[tuple[bool, VerificationMode, int], Speculation] = {}
         self._admission = Admission(settings.max_requests, instruments)
+        instruments.watch_estimates(self._estimates)
 
     # A coroutine that writes, not a generator that yields: a generator suspended at a yield when the client cancels is
     # closed whenever it is collected, and the workers' sessions would stay open until then.
@@ -152,6 +153,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if alike not in self._speculation:
             self._speculation[alike] = Speculation(todo.gamma)
         return AdaptiveGamma(self._speculation[alike])
+
+    def _estimates(self) -> list[Estimate]:
+        found = []
+        # Read by the thread that exports: a request that is the first of its kind may come at the same time.
+        for (greedy, rule, most), speculation in list(self._speculation.items()):
+            of: dict[str, str | bool | int] = {"greedy": greedy, "verification": rule.name.lower(), "max_gamma": most}
+            if speculation.costs.is_known:
+                price = speculation.costs.price()
+                parts = {"alone": price.alone_s, "asked": price.asked_s, "draft": price.draft_s}
+                found.append(Estimate(of, speculation.rates.alpha, parts))
+        return found
 
     def _lost(self, which: str) -> None:
         self._instruments.lost.add(1, {"worker": which})

@@ -63,6 +63,29 @@ def test_running_requests_are_gauged(traced: Traced, stats: pb.SpeculationStats)
     assert not metric.sum.is_monotonic
 
 
+def test_what_adaptive_gamma_goes_by_is_gauged(traced: Traced) -> None:
+    name = "a-coordinator-that-adapts"
+    coordinator = traced.processes.coordinator(traced.target, traced.draft, env={"OTEL_SERVICE_NAME": name})
+    result = coordinator.generate(text="abcabc", max_tokens=30, stop={"ignore_eos": True}).result
+    assert result.adaptive_gamma
+
+    def agrees(metric: Metric) -> bool:
+        # The rounds of one answer, of which little has been forgotten yet.
+        (only,) = metric.gauge.data_points
+        return bool(only.as_double == pytest.approx(result.speculation.alpha, abs=0.03))
+
+    (alpha,) = traced.receiver.metric(name, "paceline.speculation.alpha", agrees).gauge.data_points
+    assert {a.key: a.value.string_value or a.value.bool_value for a in alpha.attributes if a.key != "max_gamma"} == {
+        "greedy": True,
+        "verification": "token",
+    }
+    costs = traced.receiver.metric(name, "paceline.speculation.cost", lambda m: len(m.gauge.data_points) == 3)
+    parts = {next(a.value.string_value for a in p.attributes if a.key == "part") for p in costs.gauge.data_points}
+    assert parts == {"alone", "asked", "draft"}
+    assert all(0 <= point.as_double < 1 for point in costs.gauge.data_points)
+    assert coordinator.stop() == 0
+
+
 @pytest.mark.parametrize("worker", ["target", "draft"])
 def test_a_worker_tells_what_its_engine_does(traced: Traced, stats: pb.SpeculationStats, worker: str) -> None:
     name = f"paceline-{worker}-worker"
