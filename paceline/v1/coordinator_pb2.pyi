@@ -385,7 +385,9 @@ class GenerateResult(_message.Message):
     stop_string: _builtins.str
     """The stop string that was hit, if one was."""
     seed: _builtins.int
-    """What was used, so that a request that left them open can be repeated."""
+    """What was used. A request that gives them, `verification` too, has the same tokens under COUPLED. Under TOKEN it has the same
+    distribution, and the same tokens only if this one had a seed: without, gamma and drafting ahead may have followed the clock.
+    """
     gamma: _builtins.int
     max_tokens: _builtins.int
     trace_id: _builtins.str
