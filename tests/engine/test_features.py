@@ -10,8 +10,10 @@ import torch
 
 from services.common.engine.draft_model import default_feature_layers
 from services.common.engine.engine import Engine
+from services.common.engine.features import FeaturePool
 from services.common.engine.scheduler import PassLimits
 from services.common.engine.session import ModelSession
+from services.common.engine.worker import _feature_layers
 from services.common.specdec.errors import InvalidFieldError, StartupError
 from services.common.specdec.types import SamplingParams
 from services.target_worker.verifier import Verifier
@@ -95,8 +97,6 @@ async def test_a_target_that_keeps_none_answers_without(tmp_path: Path, start_en
 
 @pytest.mark.parametrize("layers", [(0, 2), (1, 3), (2, 1), (1, 1)])
 def test_layers_that_there_are_not_are_refused(layers: tuple[int, ...], tmp_path: Path) -> None:
-    from services.common.engine.features import FeaturePool
-
     with pytest.raises(StartupError, match="--features"):
         FeaturePool(load(make_tiny_llama(tmp_path / "target")).model, layers)
 
@@ -114,3 +114,12 @@ async def test_their_memory_is_counted(tmp_path: Path, start_engine: StartEngine
 def test_by_default_each_quarter_of_the_layers() -> None:
     assert default_feature_layers(30) == (7, 15, 22, 30)
     assert default_feature_layers(2) == (1, 2)
+
+
+def test_a_model_that_does_not_show_its_layers_is_served_without(tmp_path: Path) -> None:
+    loaded = load(make_tiny_llama(tmp_path / "target"))
+    assert _feature_layers("auto", loaded) == LAYERS
+    loaded.model.base_model.layers = torch.nn.ModuleDict({"0": torch.nn.Identity(), "1": torch.nn.Identity()})
+    assert _feature_layers("auto", loaded) == ()
+    with pytest.raises(StartupError, match="--features is 1,2: must be none here"):
+        FeaturePool(loaded.model, _feature_layers("1,2", loaded))

@@ -178,7 +178,11 @@ def _body(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
 
 
 def layer_list(model: nn.Module, count: int) -> nn.ModuleList:
-    """Return a decoder's layers."""
+    """Return a decoder's layers.
+
+    Raises:
+        ValueError: There is no list of so many.
+    """
     layers = model.get_submodule(_layers_path(model, count))
     assert isinstance(layers, nn.ModuleList)
     return layers
@@ -189,7 +193,10 @@ def _layers_path(model: nn.Module, count: int) -> str:
     lists = (
         name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count
     )
-    return str(next(lists))
+    name: str | None = next(lists, None)
+    if name is None:
+        raise ValueError(f"{type(model).__name__} has no list of {count} layers")
+    return name
 
 
 def _start_as_identity(fuse: nn.Linear, join: Join) -> None:

@@ -44,7 +44,10 @@ class FeaturePool:
         self._hidden = hidden
         self._places: torch.Tensor | None = None
         self._pool = torch.empty((0, self.width), dtype=_DTYPE)
-        blocks = layer_list(model.base_model, count)
+        try:
+            blocks = layer_list(model.base_model, count)
+        except ValueError as error:
+            raise StartupError(f"--features is {','.join(map(str, layers))}: must be none here, {error}") from error
         for part, layer in enumerate(layers):
             # The last one is not the last layer's own: the final norm comes after that.
             module = model.base_model if layer == count else blocks[layer - 1]

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.common.engine.admission import AdmissionLimits
 from services.common.engine.default_model import ensure_default_model, paceline_home
-from services.common.engine.draft_model import default_feature_layers
+from services.common.engine.draft_model import default_feature_layers, layer_list
 from services.common.engine.engine import Engine
 from services.common.engine.model import LoadedModel, LoadOptions, load_model
 from services.common.engine.options import EngineOptions
@@ -73,7 +73,14 @@ def _feature_layers(features: str, loaded: LoadedModel) -> tuple[int, ...]:
     if features == "none":
         return ()
     if features == "auto":
-        return default_feature_layers(loaded.config.num_hidden_layers)
+        count = loaded.config.num_hidden_layers
+        try:
+            layer_list(loaded.model.base_model, count)
+        except ValueError as error:
+            # Served all the same: only drafts that are fed with them cannot be.
+            log.warning("no hidden states are kept for a draft: %s", error)
+            return ()
+        return default_feature_layers(count)
     try:
         return tuple(int(layer) for layer in features.split(","))
     except ValueError:
