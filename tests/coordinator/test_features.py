@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
 from paceline.v1 import worker_pb2
 from services.common.specdec.types import MAX_FEATURE_BYTES, MAX_GAMMA
 from services.coordinator.clients.features import FeatureRelay
+from tests.support.cluster import scripted_cluster
+from tests.support.laws import close_law
+from tests.support.scripts import TargetScript
 
 WINDOW = 16
 SPEC = worker_pb2.FeatureSpec(layers=[1, 2], width=2, window=WINDOW)
@@ -133,3 +140,28 @@ def test_no_more_is_asked_for_than_a_message_holds_whatever_the_draft_says() -> 
     start = way.ask_from(5_000)
     assert start is not None
     assert 5_000 + MAX_GAMMA - start <= MAX_FEATURE_BYTES // (2 * spec.width)
+
+
+@dataclass
+class Watching(TargetScript):
+    """Notes for which requests hidden states were asked for."""
+
+    wanted: list[bool] = field(default_factory=list)
+
+    def recall(self, tokens: list[int], request: Any) -> None:
+        self.wanted.append(request.HasField("features_from"))
+
+
+async def test_a_request_without_drafts_asks_for_none() -> None:
+    script = Watching()
+    async with scripted_cluster(close_law(distance=0.5, seed=2), target=script) as cluster:
+        for worker in (cluster.target, cluster.draft):
+            worker.info.features.CopyFrom(SPEC)
+        workers = cluster.coordinator._workers
+        while not (workers.draft and workers.draft.HasField("features")):
+            workers.recheck()
+            await asyncio.sleep(0.05)
+        for gamma, wanted in ((3, True), (0, False)):
+            script.wanted.clear()
+            await cluster.generate([0, 1], gamma=gamma)
+            assert set(script.wanted) == {wanted}
