@@ -74,7 +74,9 @@ class Instruments:
         self.running = _meter.create_up_down_counter("paceline.requests.running", "{request}", "Requests being served.")
         self.lost = _meter.create_counter("paceline.workers.lost", "{stream}", "Worker streams that broke.")
         self.mismatch = _meter.create_counter(
-            "paceline.draft.mismatch", "{check}", "Draft workers not used because their tokenizer is not the target's."
+            "paceline.draft.mismatch",
+            "{check}",
+            "Draft workers not used: their tokenizer is not the target's, or they need states that it does not keep.",
         )
 
     def watch_estimates(self, read: Callable[[], Iterable[Estimate]]) -> None:
