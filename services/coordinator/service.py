@@ -110,8 +110,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     @contextlib.asynccontextmanager
     async def _rounds(self, todo: Plan, answer: Answer, target: Target, span: Span) -> AsyncIterator[Rounds]:
         """Make the rounds of a request, and free its sessions at both workers however it ends."""
-        # Without drafts nobody needs them.
-        features = FeatureRelay(lambda: self._workers.draft, target.info.features) if todo.gamma else None
+        features = self._features(todo, target)
         verifier = TargetSession(
             self._workers.target_stub,
             session_start(todo, target.info.identity),
@@ -144,6 +143,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             closing.push_async_callback(verifier.close)
             closing.push_async_callback(rounds.close)
             yield rounds
+
+    def _features(self, todo: Plan, target: Target) -> FeatureRelay | None:
+        """Return what takes hidden states to the draft; without drafts nobody needs them."""
+        if not todo.gamma:
+            return None
+        message_bytes = self._settings.max_message_mib * 2**20
+        return FeatureRelay(lambda: self._workers.draft, target.info.features, message_bytes)
 
     def _gamma(self, todo: Plan) -> GammaPolicy:
         """Return what chooses gamma; requests whose rows and drafts are alike learn together."""

@@ -26,16 +26,23 @@ class FeatureRelay:
         known_end: One past the last position whose features the draft has; None where it has none.
     """
 
-    def __init__(self, info: Callable[[], worker_pb2.ModelInfo | None], kept: worker_pb2.FeatureSpec) -> None:
+    def __init__(
+        self,
+        info: Callable[[], worker_pb2.ModelInfo | None],
+        kept: worker_pb2.FeatureSpec,
+        message_bytes: int = 4 * MAX_FEATURE_BYTES,
+    ) -> None:
         """Hold nothing yet.
 
         Args:
             info: Tells which draft fits the target that new requests get, None while none does.
             kept: The states of this request's target, which may be an older one.
+            message_bytes: Largest message; states share it with rows, and take a quarter at most.
         """
         self.known_end: int | None = None
         self._info = info
         self._kept = kept
+        self._most_bytes = min(MAX_FEATURE_BYTES, message_bytes // 4)
         self._start = 0
         self._data = bytearray()
 
@@ -95,7 +102,7 @@ class FeatureRelay:
         if info is None or not is_fed(info, self._kept):
             return None
         # No further than a message reaches, whatever the draft says: the target would refuse to answer.
-        return min(info.features.window, max(0, MAX_FEATURE_BYTES // self._row_bytes - MAX_GAMMA - 1))
+        return min(info.features.window, max(0, self._most_bytes // self._row_bytes - MAX_GAMMA - 1))
 
     def _cut(self, committed: int) -> int:
         """Forget the states at and after the last token: those tokens were drafts; return where the rest ends."""
