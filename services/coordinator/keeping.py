@@ -28,13 +28,18 @@ _SESSION_PRIOR_WEIGHT = 3.0
 
 
 class KeepRates:
-    """h_i by offset, and how many drafts come, over all requests."""
+    """h_i by offset, and how many drafts come, over all requests.
+
+    Attributes:
+        rounds: How many have been learned from.
+    """
 
     def __init__(self, max_gamma: int) -> None:
         self._kept = _Rates(max_gamma, _PRIOR_RATE)
         # A drafter gives what it is asked for, until it is seen not to.
         self._came = _Rates(max_gamma, 1.0)
         self._accepted = self._tested = 0.0
+        self.rounds = 0
 
     @property
     def kept(self) -> Sequence[float]:
@@ -53,10 +58,15 @@ class KeepRates:
 
     def observe(self, gamma: int, proposed: int, accepted: int) -> None:
         """Learn from a round that asked for `gamma` drafts, got `proposed` and kept `accepted`."""
+        self.rounds += 1
         self._kept.observe(gamma, accepted)
         self._came.observe(gamma, proposed)
         self._accepted += accepted - self._accepted / _SERVICE_MEMORY
         self._tested += min(accepted + 1, proposed) - self._tested / _SERVICE_MEMORY
+
+    def forget(self, rounds: int, since: int) -> None:
+        """Forget the part of so many rounds, which were among those since round `since`: they are no longer true."""
+        self._kept.forget(rounds / max(1.0, self.rounds - since, self._kept.weight))
 
 
 class _Rates:
@@ -77,6 +87,16 @@ class _Rates:
         for i, (went_on, seen) in enumerate(zip(self._went_on, self._seen, strict=True)):
             before = self.values[i] = (went_on + _PRIOR_WEIGHT * before) / (seen + _PRIOR_WEIGHT)
 
+    @property
+    def weight(self) -> float:
+        """How many rounds are remembered."""
+        return self._seen[0] if self._seen else 0.0
+
+    def forget(self, share: float) -> None:
+        """Forget a share of everything."""
+        self._seen = [(1 - share) * seen for seen in self._seen]
+        self._went_on = [(1 - share) * went_on for went_on in self._went_on]
+
 
 class SessionShift:
     """How much easier or harder than usual a request's drafts are: an odds ratio against the service's rates.
@@ -89,12 +109,14 @@ class SessionShift:
         self._rates = rates
         self._easier = 0.0
         self._harder = 0.0
+        self._rounds, self._since = 0, rates.rounds
         self._last: deque[_Evidence] = deque(maxlen=_CHANGE_WITHIN)
 
     def observe(self, gamma: int, accepted: int) -> None:
         """Learn from a round that asked for `gamma` drafts and kept `accepted`."""
         if not gamma:
             return
+        self._rounds += 1
         kept, expected = self._rates.kept, self.rates()
         easier = harder = excess = variance = 0.0
         for i in range(min(gamma, accepted + 1, len(kept))):
@@ -131,6 +153,9 @@ class SessionShift:
         if worst > _CHANGE:
             k, self._easier, self._harder = begin
             self._last.clear()
+            # Nor is this what others are to expect: most of all where there are few others.
+            self._rates.forget(self._rounds - k, self._since)
+            self._rounds, self._since = k, self._rates.rounds - k
 
 
 class _Evidence(NamedTuple):

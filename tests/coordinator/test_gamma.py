@@ -222,6 +222,25 @@ def test_a_text_whose_drafts_are_easier_than_usual() -> None:
     assert shift.rates()[0] > 0.9
 
 
+def test_a_request_whose_drafts_change_takes_its_own_part_of_what_others_expect_along() -> None:
+    def first_rate(others: int) -> float:
+        rates = KeepRates(4)
+        shift = SessionShift(rates)
+        for i in range(100):
+            rates.observe(1, 1, 0)
+            shift.observe(1, 0)
+            for _ in range(others):
+                rates.observe(1, 1, i % 4 == 0)
+        for _ in range(10):
+            rates.observe(1, 1, 1)
+            shift.observe(1, 1)
+        return rates.kept[0]
+
+    assert first_rate(others=0) > 0.4
+    # The others are as they were.
+    assert first_rate(others=9) == pytest.approx(0.25, abs=0.06)
+
+
 def test_costs_of_each_load_are_its_own() -> None:
     costs = RoundCosts()
     for sessions, slope_s in ((1, 0.0), (8, 0.01)):
