@@ -54,7 +54,10 @@ async def test_a_stopped_run_goes_on_where_it_was(folder: Path, tmp_path: Path) 
     unfinished = [list(text.tokens) for text in part.texts if not text.done]
     assert any(len(tokens) > len(TURNS.opening) for tokens in unfinished), "stopped in the middle of a text"
     read_again = Shards(tmp_path / "part", TURNS, WIDTH)
-    assert [text.tokens for text in read_again.texts] == [text.tokens for text in part.texts]
+    for read, text in zip(read_again.texts, part.texts, strict=True):
+        # The pass that ran when it was stopped may have added a token after the files were written.
+        assert len(text.tokens) - 1 <= len(read.tokens)
+        assert read.tokens == text.tokens[: len(read.tokens)]
     assert rows(await written(folder, tmp_path / "part", batch=2), 6) == whole
 
 

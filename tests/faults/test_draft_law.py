@@ -37,13 +37,13 @@ async def test_the_law_whatever_happens_to_the_draft() -> None:
     law = law_for(GAMMA)
     script = Unruly(die_on=some(DIES, 1), stall_on=some(STALLS, 2))
     async with scripted_cluster(law, draft=script, draft_timeout_s=TIMEOUT_S) as cluster:
-        answers = await collect(cluster, gamma=GAMMA, params=PLAIN, requests=200)
+        answers = await collect(cluster, gamma=GAMMA, params=PLAIN, requests=300)
         asked, opened = cluster.draft.requests, cluster.draft.streams
     p = law.p(PLAIN)
     for offset in range(GAMMA + 1):
         at = answers.by_context(law.vocab_size, answers.offsets == offset)
         assert power(at, p.reshape(-1, law.vocab_size), 0.1) > 0.99
     found = list(verdicts(answers, p))
-    print("", f"{asked} requests, {opened} streams for 200 answers", *found, sep="\n")
+    print("", f"{asked} requests, {opened} streams for 300 answers", *found, sep="\n")
     assert opened > 220
     assert not [str(verdict) for verdict in found if not verdict.passed]

@@ -110,7 +110,7 @@ async def test_a_longer_deadline_of_the_client_wins() -> None:
 
 
 @pytest.mark.parametrize("bug", [ZeroDivisionError, TimeoutError, asyncio.InvalidStateError])
-@pytest.mark.parametrize("where", ["loop.accept", "loop.usable_drafts", "service.plan", "service.speculation_stats"])
+@pytest.mark.parametrize("where", ["decide.accept", "loop.usable_drafts", "service.plan", "service.speculation_stats"])
 async def test_a_bug_is_told_by_request_id_only(
     where: str, bug: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,6 +35,7 @@ REQUEST: dict[str, Any] = {
     "max_tokens": 300,
     "gamma": 3,
     "seed": 5,
+    "verification": worker_pb2.VERIFICATION_TOKEN,
     "stop": pb.StopConditions(ignore_eos=True),
 }
 SHORT = REQUEST | {"max_tokens": 4}

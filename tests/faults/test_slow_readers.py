@@ -32,7 +32,8 @@ PAST_EOS = pb.StopConditions(ignore_eos=True)
 
 
 def request(**fields: object) -> pb.GenerateRequest:
-    made = {"gamma": 0, "seed": 5, "max_tokens": LENGTH, "stop": PAST_EOS}
+    token = worker_pb2.VERIFICATION_TOKEN
+    made = {"gamma": 0, "seed": 5, "verification": token, "max_tokens": LENGTH, "stop": PAST_EOS}
     return pb.GenerateRequest(tokens=pb.TokenPrompt(ids=PROMPT), **(made | fields))  # type: ignore[arg-type]
 
 

@@ -208,7 +208,7 @@ PLANTS = (
         law=blind,
     ),
     Plant("5 early stop after sampling", draft=DropsUnsureDrafts()),
-    Plant("7 numbers keyed by position", draft=NumbersByPosition(), law=blind, requests=100),
+    Plant("7 numbers keyed by position", draft=NumbersByPosition(), law=blind, requests=200),
 )
 
 LAWFUL = (
