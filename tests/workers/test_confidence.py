@@ -179,7 +179,7 @@ async def test_a_drafter_learns_from_the_text_that_follows(engine: Engine) -> No
 
 
 async def test_law_with_a_draft_that_stops(folder: Path, start_engine: StartEngine) -> None:
-    """Two tokens after a prompt, by the rule: their law is p's, with proposals that end at tokens of little probability."""
+    """Two tokens after a prompt, by the rule: their law is p's, where proposals end at unlikely tokens."""
     params = SamplingParams(top_k=3)
     loaded = load(folder)
     with torch.no_grad():
