@@ -12,6 +12,7 @@ import torch
 from services.common.engine.draft_model import CONFIG_FILE, WEIGHTS_FILE, DraftModel
 from services.common.engine.model import LoadedModel
 from services.distill.card import licence, write_card
+from services.distill.chat import Turns
 from services.distill.corpus import Corpus, coverage, head_ids
 from services.distill.data import TeacherData
 from services.distill.errors import DistillError
@@ -25,16 +26,16 @@ _MEASURE_SHARE = 0.05
 """Of the time of training; a measurement while it goes on is over half of the held-out texts."""
 
 
-def learn(run: Run, settings: Settings, loaded: LoadedModel, corpus: Corpus, special: frozenset[int]) -> Outcome:
+def learn(run: Run, settings: Settings, loaded: LoadedModel, corpus: Corpus, turns: Turns) -> Outcome:
     """Train until the run is over, then write the draft and its card.
 
     Raises:
         DistillError: There are not enough texts yet.
     """
     folder = run.folder
-    options = _options(run, settings, loaded, corpus)
+    options = _options(run, settings, loaded, corpus, turns)
     data = TeacherData(folder.data, len(settings.feature_layers) * loaded.config.hidden_size)
-    ids = _head(folder, settings, corpus, loaded.vocab_size, special)
+    ids = _head(folder, settings, corpus, loaded.vocab_size, turns.special)
     covered = coverage(corpus.counts(loaded.vocab_size, 0, settings.held_out), ids)
     run.progress.say(f"The head's {len(ids)} tokens are {covered:.1%} of the held-out texts")
     whole = load_target(run.options, "float32")
@@ -83,7 +84,7 @@ def _train(run: Run, settings: Settings, trainer: Trainer) -> Score:
     return score
 
 
-def _options(run: Run, settings: Settings, loaded: LoadedModel, corpus: Corpus) -> TrainingOptions:
+def _options(run: Run, settings: Settings, loaded: LoadedModel, corpus: Corpus, turns: Turns) -> TrainingOptions:
     """Return how to train, and settle which texts are held out."""
     ready = ready_texts(run.folder.data)
     held_out = settings.held_out or max(1, min(_HELD_OUT, ready // 8))
@@ -92,6 +93,7 @@ def _options(run: Run, settings: Settings, loaded: LoadedModel, corpus: Corpus) 
         held_out=held_out,
         seed=settings.seed,
         skip_tokens=max(1, corpus.common_opening()),
+        bridge=turns.bridge,
         bfloat16=loaded.dtype == "bfloat16",
     )
     if ready < options.held_out + options.texts:

@@ -63,7 +63,7 @@ def distill(options: DistillOptions, stop: Callable[[], bool], progress: Progres
         _states(run, settings, loaded, corpus)
     if run.over():
         return Outcome(None, stop())
-    return learn(run, settings, loaded, corpus, opening.special)
+    return learn(run, settings, loaded, corpus, opening)
 
 
 def _settings(run: Run, known: Settings | None, loaded: LoadedModel) -> Settings:

@@ -33,6 +33,8 @@ class TrainingOptions:
         warm_up: Updates until the learning rate is there.
         seed: Of the order of the texts, and of the positions that later steps learn from.
         skip_tokens: The same at the beginning of all texts, so that there is nothing to learn.
+        bridge: Tokens that stand before an answer. What is served is answers, so only they are learnt from and measured on;
+            a text without the bridge is learnt from whole.
         bfloat16: Compute in it, the weights stay float32; for devices that are good at it.
     """
 
@@ -46,6 +48,7 @@ class TrainingOptions:
     warm_up: int = 50
     seed: int = 0
     skip_tokens: int = 24
+    bridge: tuple[int, ...] = ()
     bfloat16: bool = True
 
 
@@ -156,7 +159,9 @@ class Trainer:
         width = batch.tokens.shape[1]
         positions = torch.arange(width, device=self._device)
         # The header of the user turn is the same in all texts.
-        wanted = (positions >= self.options.skip_tokens - 1) & (positions < batch.lengths.unsqueeze(1))
+        first = answer_starts(batch.tokens, self.options.bridge).clamp(min=self.options.skip_tokens)
+        # The token before an answer is where its first one is predicted.
+        wanted = (positions >= first.unsqueeze(1) - 1) & (positions < batch.lengths.unsqueeze(1))
         at = wanted.nonzero()
         hidden = batch.features[..., -self.model.head.shape[1] :][at[:, 0], at[:, 1]].to(self._dtype)
         with torch.no_grad():
@@ -203,3 +208,17 @@ class Trainer:
         for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self.updates, self.tokens, self.seconds = state["updates"], state["tokens"], state["seconds"]
+
+
+def answer_starts(tokens: torch.Tensor, bridge: tuple[int, ...]) -> torch.Tensor:
+    """Return where each text's first answer begins, 0 where it has none: int64[texts].
+
+    Args:
+        tokens: int64[texts, positions].
+        bridge: What stands before an answer.
+    """
+    count, width = tokens.shape
+    if not 0 < len(bridge) < width:
+        return tokens.new_zeros(count)
+    found = (tokens.unfold(1, len(bridge), 1) == tokens.new_tensor(bridge)).all(dim=-1)
+    return torch.where(found.any(dim=1), found.int().argmax(dim=1) + len(bridge), 0)

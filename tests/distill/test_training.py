@@ -88,3 +88,9 @@ def test_alpha_is_the_mean_of_the_sum_of_min_p_q(target: LoadedModel, tmp_path: 
     alpha = torch.minimum(p, q).sum(-1).mean()
     # The states are kept in bfloat16.
     assert abs(trainer.measure(steps=1).alphas[0] - float(alpha)) < 5e-3
+
+
+def test_answers_begin_after_the_bridge_and_a_text_without_one_is_learnt_from_whole() -> None:
+    tokens = torch.tensor([[5, 7, 8, 3, 7, 8], [5, 6, 7, 3, 8, 7], [7, 8, 1, 1, 1, 1]])
+    assert answer_starts(tokens, (7, 8)).tolist() == [3, 0, 2]
+    assert answer_starts(tokens, ()).tolist() == [0, 0, 0]
