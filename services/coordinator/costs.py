@@ -23,6 +23,8 @@ _ZERO_WEIGHT: Final = 6.0
 # A time this many times what was expected is a pause of the machine, unless the next one is as long: then it is a
 # change, and what was known counts as one measurement.
 _LONG: Final = 1.6
+# Measurements after which a second change does away with what was known before the first.
+_SETTLED: Final = 10.0
 # Share of the sessions in a round by which the load follows them.
 _BATCH_GAIN: Final = 0.3
 # Positions of a text that is new to a worker, or back after a pause: their pass says nothing of gamma.
@@ -52,6 +54,7 @@ class CostLine:
         self._line = _Points(0.0, 0.0, 0.0, 0.0, 0.0)
         self._zeros = _Points(0.0, 0.0, 0.0, 0.0, 0.0)
         self._strange = 0.0
+        self._doubted: tuple[float | None, _Points, _Points] | None = None
 
     @property
     def weight(self) -> float:
@@ -64,13 +67,8 @@ class CostLine:
 
     def observe(self, n: float, seconds: float, share: float = 1.0) -> None:
         """Learn from one measurement, which counts for less where others saw the same pass."""
-        if self.weight and seconds > _LONG * self.seconds(n):
-            self._strange += share
-            if self._strange <= 1:
-                return
-            self._doubt()
-        else:
-            self._strange = 0.0
+        if self.weight and self._is_accident(seconds / max(_LEAST_S, self.seconds(n)), share):
+            return
         keep = 1 - share / _MEMORY
         seen = _Points(share, n, seconds, 0.0, 0.0)
         self._line, self._zeros = self._line.faded(keep), self._zeros.faded(keep)
@@ -93,8 +91,25 @@ class CostLine:
         self.level = points.seconds - self.slope * points.n
         self.without = trust * (self._zeros.seconds - self.level)
 
+    def _is_accident(self, surprise: float, share: float) -> bool:
+        """Return whether a time is far too long and the one before was not; where both are, doubt what was known."""
+        if surprise > _LONG:
+            self._strange += share
+            if self._strange <= 1:
+                return True
+            self._doubt()
+            return False
+        self._strange = 0.0
+        if surprise < 1 / _LONG and self._doubted is not None:
+            # There were two accidents in a row, or a change is over.
+            self._believed, self._line, self._zeros = self._doubted
+            self._doubted = None
+        return False
+
     def _doubt(self) -> None:
         """Believe the slope, and little of the rest."""
+        if self._doubted is None or self.weight > _SETTLED:
+            self._doubted = self._believed, self._line, self._zeros
         self._believed = self.slope
         keep = min(1.0, 1 / self.weight)
         self._line, self._zeros = self._line.faded(keep), self._zeros.faded(keep)

@@ -270,3 +270,15 @@ def test_one_long_pause_is_no_price() -> None:
     for _ in range(10):
         curve.observe(4, 0.5)
     assert curve.seconds(4) > 0.2
+    # Over at last: what was known before holds again.
+    curve.observe(4, 0.02)
+    assert curve.seconds(4) == pytest.approx(0.02, rel=0.01)
+
+
+def test_two_accidents_in_a_row_are_no_price_either() -> None:
+    line = CostLine(None)
+    for n in [2, 5] * 20:
+        line.observe(n, 0.001 + 0.004 * n)
+    for seconds in (0.11, 0.11, 0.021, 0.021):
+        line.observe(5, seconds)
+    assert [line.seconds(n) for n in (1, 5, 16)] == pytest.approx([0.005, 0.021, 0.065], rel=0.03)
