@@ -33,8 +33,8 @@ class TrainingOptions:
         warm_up: Updates until the learning rate is there.
         seed: Of the order of the texts, and of the positions that later steps learn from.
         skip_tokens: The same at the beginning of all texts, so that there is nothing to learn.
-        bridge: Tokens that stand before an answer. What is served is answers, so only they are learnt from and measured on;
-            a text without the bridge is learnt from whole.
+        bridge: Tokens that stand before an answer. What is served is answers, so only they are learnt from and
+            measured on; a text without the bridge is learnt from whole.
         bfloat16: Compute in it, the weights stay float32; for devices that are good at it.
     """
 

@@ -10,7 +10,7 @@ import torch
 
 from services.common.engine.draft_model import DraftModel
 from services.common.engine.model import LoadedModel
-from services.distill.training import Trainer
+from services.distill.training import Trainer, answer_starts
 from tests.distill.teaching import FEATURES, trainer_of
 
 
