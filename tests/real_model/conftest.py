@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.draft_worker.models import DEFAULT_DRAFT
 from tests.real_model.drafts import make_noisy_draft, make_random_draft
 from tests.real_model.reference import Reference
 from tests.real_model.serving import Serving
@@ -32,6 +33,7 @@ def serving(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
         "random": lambda: make_random_draft(default_model_dir, folder / "random"),
         "noisy": lambda: make_noisy_draft(default_model_dir, folder / "noisy", noise=0.05),
         "itself": lambda: default_model_dir,
+        "trained": lambda: DEFAULT_DRAFT,
         "other tokenizer": lambda: make_tiny_llama(folder / "other"),
     }
     with Processes(folder) as processes:

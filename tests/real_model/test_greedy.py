@@ -18,7 +18,7 @@ QUICK, OTHERS = PROMPTS[:4], PROMPTS[4:]
 Compare = Callable[[str, int, Sequence[str]], int]
 
 each_speculation = pytest.mark.parametrize(
-    ("drafter", "gamma"), [("ngram", 0), ("ngram", 2), ("ngram", 5), ("random", 2), ("random", 5)]
+    ("drafter", "gamma"), [("ngram", 0), ("ngram", 2), ("ngram", 5), ("random", 2), ("random", 5), ("trained", 4)]
 )
 
 
@@ -62,6 +62,14 @@ def test_equals_generate_with_a_model_drafter_that_is_not_asked(compare: Compare
 
 def test_equals_generate_with_the_target_as_its_own_draft(compare: Compare) -> None:
     assert compare("itself", 5, QUICK[:1]) == 0
+
+
+def test_the_trained_draft_is_worth_something(serving: Serving) -> None:
+    replies = serving.greedy_answers("trained", 2, QUICK)
+    accepted = sum(reply.result.speculation.accepted for reply in replies)
+    tested = sum(reply.result.speculation.tested for reply in replies)
+    print(f"{accepted} of {tested} drafts kept")
+    assert accepted > 0.2 * tested > 0
 
 
 def test_equals_generate_with_a_draft_that_is_not_used(serving: Serving, reference: Reference) -> None:
