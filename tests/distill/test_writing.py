@@ -132,7 +132,7 @@ def test_turns_are_the_chat_template_around_what_the_user_says(target: LoadedMod
 
 
 async def test_shards_are_whole_or_not_there(folder: Path, tmp_path: Path) -> None:
-    await written(folder, tmp_path / "texts", batch=4)
+    await written(folder, tmp_path / "texts", batch=4, most=60)
     assert [path.name for path in (tmp_path / "texts").iterdir()] == ["shard-00000.npy"]
     saved = np.load(tmp_path / "texts" / "shard-00000.npy")
     assert saved.shape[1] == WIDTH

@@ -104,12 +104,12 @@ async def test_law(gamma: int, fields: dict[str, Any]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("seeds")
 @pytest.mark.parametrize("fields", [{}, COUPLED], ids=["token", "coupled"])
-@pytest.mark.parametrize(("gamma", "requests"), [(1, 1100), (3, 2600), (8, 6000)])
+@pytest.mark.parametrize(("gamma", "requests"), [(1, 280), (3, 650), (8, 1500)])
 async def test_law_at_every_gamma(gamma: int, requests: int, fields: dict[str, Any]) -> None:
     law = law_for(gamma)
     async with scripted_cluster(law, overlap="on", draft=Unsteady(bool(fields)), target=SLOW_TARGET) as cluster:
         got = await replies(cluster, gamma, requests, **fields)
-    check(got, law, gamma, shift=0.02)
+    check(got, law, gamma, shift=0.04)
 
 
 @pytest.mark.usefixtures("seeds")
