@@ -62,7 +62,7 @@ class Paceline:
 @pytest.fixture
 def paceline(models: Path, tmp_path: Path) -> Iterator[Paceline]:
     with Processes(tmp_path, OFFLINE | STEADY) as run:
-        target = run.target("--model", str(models / "target"), *POOL)
+        target = run.target("--model", str(models / "target"), "--features", "none", *POOL)
         drafts = [run.draft("--drafter", "model", "--model", str(models / "draft"), *POOL), run.draft()]
         yield Paceline(target, drafts, [run.coordinator(target, draft) for draft in drafts])
 
