@@ -59,7 +59,9 @@ def apart(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ap
             return ("--worker-id", which, *POOL)
 
         targets = [
-            run.target("--model", str(models / "target"), *placed(which), place=hosts[which].place)
+            run.target(
+                *("--model", str(models / "target"), "--features", "none", *placed(which)), place=hosts[which].place
+            )
             for which in ("target-1", "target-2")
         ]
         drafts = [
