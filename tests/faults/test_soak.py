@@ -24,7 +24,7 @@ SESSIONS = 600
 AT_ONCE = 8
 # The means of these are compared: 300 sessions lie between them.
 EARLY, LATE = slice(200, 300), slice(500, 600)
-# A leak of 5 KiB a session at a worker, or of 14 at a coordinator, each of which serves half of them, is caught. What
+# A leak of 10 KiB a session at a worker, or of 20 at a coordinator, each of which serves half of them, is caught. What
 # is allowed is the allocators' unrest.
 MOST_GROWTH_MIB = {"target": 1.5, "draft": 3.0, "coordinator": 3.0}
 # 8,192 tokens of 256 bytes in the target, all of which have soon been written to, so that all is resident early.
