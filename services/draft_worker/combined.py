@@ -7,14 +7,15 @@ for any q.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 
 from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import UnknownPrefixError
-from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
+from services.common.specdec.types import Draft, Row
 from services.draft_worker.ngram import continuation
-from services.draft_worker.proposer import Features, Proposer, ProposeSession, check_length
+from services.draft_worker.proposer import ProposalRequest, Proposer, ProposeSession, SessionRequest
 
 
 class CombinedProposer:
@@ -31,17 +32,10 @@ class CombinedProposer:
         self._model = model
         self._ngrams = min_ngram, max(min_ngram, max_ngram)
 
-    async def open(
-        self,
-        params: SamplingParams,
-        seed: int,
-        prompt_length: int,
-        max_new_tokens: int,
-        rule: VerificationMode = VerificationMode.TOKEN,
-    ) -> CombinedSession:
+    async def open(self, request: SessionRequest) -> CombinedSession:
         """Open a session; see `Proposer.open`."""
-        model = await self._model.open(params, seed, prompt_length, max_new_tokens, rule)
-        return CombinedSession(model, *self._ngrams, prompt_length + max_new_tokens)
+        model = await self._model.open(request)
+        return CombinedSession(model, *self._ngrams, request.most_tokens)
 
 
 class CombinedSession:
@@ -61,29 +55,21 @@ class CombinedSession:
         """What the last proposal took, so far."""
         return PassTiming() if self._guessed else self._model.timing
 
-    async def propose(
-        self,
-        round_index: int,
-        base_length: int,
-        tokens: Sequence[int],
-        gamma: int,
-        *,
-        features: Features | None = None,
-        stop_below: float = 0.0,
-    ) -> AsyncGenerator[Sequence[Draft], None]:
+    async def propose(self, request: ProposalRequest) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield a guess at once or drafts one by one; see `ProposeSession.propose`."""
-        check_length(base_length, tokens, self._capacity)
+        request.check_length(self._capacity)
+        base_length, gamma = request.base_length, request.gamma
         if base_length > len(self._text):
             raise UnknownPrefixError(len(self._text))
         told = min(self._told, base_length)
-        missing = [*self._text[told:base_length], *tokens]
+        missing = [*self._text[told:base_length], *request.tokens]
         del self._text[base_length:]
-        self._text.extend(tokens)
+        self._text.extend(request.tokens)
         guess = continuation(self._text, min(gamma, self._capacity - len(self._text)), *self._ngrams)
         self._guessed = bool(guess)
         # Asked for nothing, the model takes the text and the features in all the same.
         wanted = 0 if guess else gamma
-        drafting = self._model.propose(round_index, told, missing, wanted, features=features, stop_below=stop_below)
+        drafting = self._model.propose(dataclasses.replace(request, base_length=told, tokens=missing, gamma=wanted))
         self._told = len(self._text)
         async with contextlib.aclosing(drafting):
             async for drafts in drafting:

@@ -6,6 +6,7 @@ been given a state of. What is known of the text before that is kept as tokens.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
@@ -17,10 +18,10 @@ from services.common.engine.timing import PassTiming
 from services.common.engine.work import MissingStatesError
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.partial import Ids
-from services.common.specdec.types import MAX_FEATURE_BYTES, Draft, SamplingParams, VerificationMode
+from services.common.specdec.types import MAX_FEATURE_BYTES, Draft
 from services.draft_worker.confidence import Calibration
 from services.draft_worker.model_proposer import ModelProposeSession
-from services.draft_worker.proposer import Features, check_length
+from services.draft_worker.proposer import Features, ProposalRequest, SessionRequest
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
 
 
@@ -46,25 +47,18 @@ class FeatureProposer:
         self._truncation = truncation
         self._calibrations = Calibration(), Calibration()
 
-    async def open(
-        self,
-        params: SamplingParams,
-        seed: int,
-        prompt_length: int,
-        max_new_tokens: int,
-        rule: VerificationMode = VerificationMode.TOKEN,
-    ) -> FeatureProposeSession:
+    async def open(self, request: SessionRequest) -> FeatureProposeSession:
         """Open a session and reserve its KV cache: for the window, and for what may follow.
 
         Raises:
             CapacityError: No room, and none in time.
         """
         # One place more than tokens are fed: for the state after the last one.
-        capacity = min(prompt_length, self._window) + max_new_tokens + 1
+        capacity = min(request.prompt_length, self._window) + request.max_new_tokens + 1
         model = await self._engine.open(max(1, min(capacity, self._engine.context_length)))
-        calibration = self._calibrations[params.temperature == 0]
-        drafting = ModelProposeSession(model, params, seed, rule, self._truncation, calibration, self._ids)
-        return FeatureProposeSession(drafting, self._width, model.capacity - 1, prompt_length + max_new_tokens)
+        calibration = self._calibrations[request.params.temperature == 0]
+        drafting = ModelProposeSession(model, request, self._truncation, calibration, self._ids)
+        return FeatureProposeSession(drafting, self._width, model.capacity - 1, request.most_tokens)
 
 
 class FeatureProposeSession:
@@ -93,37 +87,28 @@ class FeatureProposeSession:
         """What the last proposal took, so far."""
         return self._model.timing
 
-    async def propose(
-        self,
-        round_index: int,
-        base_length: int,
-        tokens: Sequence[int],
-        gamma: int,
-        *,
-        features: Features | None = None,
-        stop_below: float = 0.0,
-    ) -> AsyncGenerator[Sequence[Draft], None]:
+    async def propose(self, request: ProposalRequest) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`.
 
         Raises:
             InvalidFieldError: Features of a wrong size, of positions that are not in the text, or of too many; or a
                 text longer than was reserved.
         """
-        check_length(base_length, tokens, self._longest)
-        if base_length > len(self._text):
+        request.check_length(self._longest)
+        if request.base_length > len(self._text):
             raise UnknownPrefixError(len(self._text))
-        came = self._decoded(features, base_length + len(tokens)) if features is not None else None
-        self._rebase(base_length, tokens)
+        came = self._decoded(request.features, request.length) if request.features is not None else None
+        self._rebase(request.base_length, request.tokens)
         if came is not None:
             self._take_in(*came)
         if self._origin is None:
             return
-        origin, pending, start = self._origin, self._pending, max(self._origin, min(self._told, base_length))
+        origin, pending = self._origin, self._pending
+        start = max(origin, min(self._told, request.base_length))
         given = Given(pending[0] - origin, pending[1]) if pending is not None else None
-        local = self._text[start:]
+        local = dataclasses.replace(request, base_length=start - origin, tokens=self._text[start:])
         self._told = len(self._text)
-        asked = round_index, start - origin, local, gamma
-        drafting = self._model.draft(*asked, origin=origin, given=given, stop_below=stop_below)
+        drafting = self._model.propose(local, origin=origin, given=given)
         try:
             async for drafts in drafting:
                 if self._pending is pending:

@@ -18,9 +18,9 @@ from services.common.specdec.coupled import winner
 from services.common.specdec.partial import Ids
 from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
-from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
+from services.common.specdec.types import Draft, Row, VerificationMode
 from services.draft_worker.confidence import Calibration, EarlyStop, Fates
-from services.draft_worker.proposer import Features
+from services.draft_worker.proposer import ProposalRequest, SessionRequest
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
 
 _log = logging.getLogger(__name__)
@@ -43,23 +43,16 @@ class ModelProposer:
         # What is kept at temperature 0 is another matter.
         self._calibrations = Calibration(), Calibration()
 
-    async def open(
-        self,
-        params: SamplingParams,
-        seed: int,
-        prompt_length: int,
-        max_new_tokens: int,
-        rule: VerificationMode = VerificationMode.TOKEN,
-    ) -> ModelProposeSession:
+    async def open(self, request: SessionRequest) -> ModelProposeSession:
         """Open a session and reserve its KV cache, for as much of the text as fits in this model's context.
 
         Raises:
             CapacityError: No room, and none in time.
         """
-        capacity = max(1, min(prompt_length + max_new_tokens, self._engine.context_length))
+        capacity = max(1, min(request.most_tokens, self._engine.context_length))
         model = await self._engine.open(capacity)
-        calibration = self._calibrations[params.temperature == 0]
-        return ModelProposeSession(model, params, seed, rule, self._truncation, calibration, self._ids)
+        calibration = self._calibrations[request.params.temperature == 0]
+        return ModelProposeSession(model, request, self._truncation, calibration, self._ids)
 
 
 class ModelProposeSession:
@@ -72,68 +65,41 @@ class ModelProposeSession:
     def __init__(
         self,
         model: ModelSession,
-        params: SamplingParams,
-        seed: int,
-        rule: VerificationMode,
+        opened: SessionRequest,
         truncation: Truncation,
         calibration: Calibration,
         head_ids: Ids | None = None,
     ) -> None:
         self.timing = PassTiming()
         self._model = model
-        self._params = truncation.ahead(params)
+        self._params = truncation.ahead(opened.params)
         self._truncation = truncation
-        self._seed = seed
-        self._rule = rule
+        self._seed = opened.seed
+        self._rule = opened.rule
         self._ids = head_ids
         self._calibration = calibration
         self._fates = Fates(calibration)
 
-    def propose(
-        self,
-        round_index: int,
-        base_length: int,
-        tokens: Sequence[int],
-        gamma: int,
-        *,
-        features: Features | None = None,  # noqa: ARG002
-        stop_below: float = 0.0,
-    ) -> AsyncGenerator[Sequence[Draft], None]:
-        """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`."""
-        return self.draft(round_index, base_length, tokens, gamma, stop_below=stop_below)
-
-    async def draft(
-        self,
-        round_index: int,
-        base_length: int,
-        tokens: Sequence[int],
-        gamma: int,
-        *,
-        origin: int = 0,
-        given: Given | None = None,
-        stop_below: float = 0.0,
+    async def propose(
+        self, request: ProposalRequest, *, origin: int = 0, given: Given | None = None
     ) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield drafts one by one, as they are sampled; see `ProposeSession.propose`.
 
         Args:
-            round_index: Names the random numbers.
-            base_length: Tokens of the model's session to keep.
-            tokens: The ones that follow.
-            gamma: Most tokens to propose.
+            request: What is asked for; its lengths are those of the model's session.
             origin: Where in the text the model's session begins.
             given: The target's states, for a model that is fed with them; see `ModelSession.generate`.
-            stop_below: Least probability of being kept that a further token must have; see `confidence`.
 
         Raises:
             MissingStatesError: Such a model has too few of them.
         """
+        base_length, tokens, length = request.base_length, request.tokens, request.length
         self.timing = PassTiming()
         self._fates.tell(origin + base_length, tokens)
-        stop = EarlyStop(self._fates, self._calibration, stop_below)
+        stop = EarlyStop(self._fates, self._calibration, request.stop_below)
         # As many as the context holds, decided before a token is sampled: to drop one afterwards would bias the text.
-        length = base_length + len(tokens)
         # The last place of a session with states is for the one after its last token.
-        count = min(gamma, self._model.capacity - length + (0 if self._model.needs_states else 1))
+        count = min(request.gamma, self._model.capacity - length + (0 if self._model.needs_states else 1))
         if length == 0 or count <= 0:
             if 0 < length <= self._model.capacity:
                 # The next request builds on these tokens, and drafts of an earlier round may stand in their place.
@@ -153,7 +119,7 @@ class ModelProposeSession:
             if self._ids is not None:
                 q = Row(q.weights, self._ids if q.ids is None else self._ids[q.ids])
             position = origin + length + offset
-            token = self._choose(q, round_index, offset, position)
+            token = self._choose(q, request.round_index, offset, position)
             index = token if self._ids is None else int(np.searchsorted(self._ids, token))
             stop.sampled(position, token, logits, index)
             offset += 1

@@ -9,8 +9,8 @@ import numpy as np
 
 from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import CapacityError, UnknownPrefixError
-from services.common.specdec.types import Draft, Row, SamplingParams, VerificationMode
-from services.draft_worker.proposer import Features, check_length
+from services.common.specdec.types import Draft, Row
+from services.draft_worker.proposer import ProposalRequest, SessionRequest
 
 
 class NgramProposer:
@@ -34,14 +34,7 @@ class NgramProposer:
         """How many sessions hold a text."""
         return len(self._open)
 
-    async def open(
-        self,
-        params: SamplingParams,  # noqa: ARG002
-        seed: int,  # noqa: ARG002
-        prompt_length: int,
-        max_new_tokens: int,
-        rule: VerificationMode = VerificationMode.TOKEN,  # noqa: ARG002
-    ) -> NgramSession:
+    async def open(self, request: SessionRequest) -> NgramSession:
         """Open a session. A guess is certain of itself, whatever the parameters and the rule.
 
         Raises:
@@ -49,7 +42,7 @@ class NgramProposer:
         """
         if len(self._open) >= self._max_sessions:
             raise CapacityError(f"all {self._max_sessions} sessions of this worker are in use")
-        session = NgramSession(self._min_ngram, self._max_ngram, prompt_length + max_new_tokens, self._open)
+        session = NgramSession(self._min_ngram, self._max_ngram, request.most_tokens, self._open)
         self._open.add(session)
         return session
 
@@ -70,24 +63,15 @@ class NgramSession:
         self._open_sessions = open_sessions
         self._tokens = array("I")
 
-    async def propose(
-        self,
-        round_index: int,  # noqa: ARG002
-        base_length: int,
-        tokens: Sequence[int],
-        gamma: int,
-        *,
-        features: Features | None = None,  # noqa: ARG002
-        stop_below: float = 0.0,  # noqa: ARG002
-    ) -> AsyncGenerator[Sequence[Draft], None]:
+    async def propose(self, request: ProposalRequest) -> AsyncGenerator[Sequence[Draft], None]:
         """Yield the tokens that followed, all at once, or nothing; see `ProposeSession.propose`."""
-        check_length(base_length, tokens, self._capacity)
-        if base_length > len(self._tokens):
+        request.check_length(self._capacity)
+        if request.base_length > len(self._tokens):
             raise UnknownPrefixError(len(self._tokens))
-        del self._tokens[base_length:]
-        self._tokens.extend(tokens)
+        del self._tokens[request.base_length :]
+        self._tokens.extend(request.tokens)
         room = self._capacity - len(self._tokens)
-        found = continuation(self._tokens, min(gamma, room), self._min_ngram, self._max_ngram)
+        found = continuation(self._tokens, min(request.gamma, room), self._min_ngram, self._max_ngram)
         if found:
             self._tokens.extend(found)
             yield [Draft(token, Row.point_mass(token)) for token in found]

@@ -24,14 +24,66 @@ class Features:
     data: bytes
 
 
-def check_length(base_length: int, tokens: Sequence[int], reserved: int) -> None:
-    """Check that a text is no longer than its session was opened for: what a session keeps of it is memory.
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """What a session is opened with.
 
-    Raises:
-        InvalidFieldError: It is.
+    Attributes:
+        params: How logits become q.
+        seed: Key of the random numbers.
+        prompt_length: Tokens of the prompt.
+        max_new_tokens: Most tokens that may follow, drafts included.
+        rule: What drafts will be verified by: under COUPLED a model draws by the target's noise, to agree with it.
     """
-    if (total := base_length + len(tokens)) > reserved:
-        raise InvalidFieldError("base_length + tokens", total, f"at most {reserved}, what the session reserved")
+
+    params: SamplingParams
+    seed: int
+    prompt_length: int
+    max_new_tokens: int
+    rule: VerificationMode = VerificationMode.TOKEN
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that the text may grow to."""
+        return self.prompt_length + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalRequest:
+    """What a session is asked for: keep `base_length` tokens, append `tokens`, propose at most `gamma` more.
+
+    Attributes:
+        round_index: Names the random numbers, with the session's seed.
+        base_length: Tokens of the sequence to keep, its own drafts among them.
+        tokens: The ones that follow, int[n].
+        gamma: Most tokens to propose.
+        features: What has become known of the target's hidden states, for a drafter that is fed with them.
+        stop_below: A further token pays where it will be kept with at least this probability; a drafter that can tell
+            proposes no others, which it decides before it samples them.
+    """
+
+    round_index: int
+    base_length: int
+    tokens: Sequence[int]
+    gamma: int
+    features: Features | None = None
+    stop_below: float = 0.0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text that is to be continued."""
+        return self.base_length + len(self.tokens)
+
+    def check_length(self, reserved: int) -> None:
+        """Check that the text is no longer than its session was opened for: what a session keeps of it is memory.
+
+        Raises:
+            InvalidFieldError: It is.
+        """
+        if self.length > reserved:
+            raise InvalidFieldError(
+                "base_length + tokens", self.length, f"at most {reserved}, what the session reserved"
+            )
 
 
 class ProposeSession(Protocol):
@@ -41,28 +93,10 @@ class ProposeSession(Protocol):
     def timing(self) -> PassTiming:
         """What the last proposal took, so far."""
 
-    def propose(
-        self,
-        round_index: int,
-        base_length: int,
-        tokens: Sequence[int],
-        gamma: int,
-        *,
-        features: Features | None = None,
-        stop_below: float = 0.0,
-    ) -> AsyncGenerator[Sequence[Draft], None]:
+    def propose(self, request: ProposalRequest) -> AsyncGenerator[Sequence[Draft], None]:
         """Keep `base_length` tokens, append `tokens`, then yield at most `gamma` drafts as they are found.
 
         Fewer is an answer, decided before a token is sampled. The consumer may stop between two drafts.
-
-        Args:
-            round_index: Names the random numbers, with the session's seed.
-            base_length: Tokens of the sequence to keep.
-            tokens: The ones that follow.
-            gamma: Most tokens to propose.
-            features: What has become known of the target's hidden states, for a drafter that is fed with them.
-            stop_below: A further token pays where it will be kept with at least this probability; a drafter that can
-                tell proposes no others, which it decides before it samples them.
 
         Raises:
             InvalidFieldError: A token id is out of range, or features are; nothing has changed.
@@ -76,22 +110,8 @@ class ProposeSession(Protocol):
 class Proposer(Protocol):
     """Opens sessions on a drafter."""
 
-    async def open(
-        self,
-        params: SamplingParams,
-        seed: int,
-        prompt_length: int,
-        max_new_tokens: int,
-        rule: VerificationMode = VerificationMode.TOKEN,
-    ) -> ProposeSession:
+    async def open(self, request: SessionRequest) -> ProposeSession:
         """Open a session.
-
-        Args:
-            params: How logits become q.
-            seed: Key of the random numbers.
-            prompt_length: Tokens of the prompt.
-            max_new_tokens: Most tokens that may follow, drafts included.
-            rule: What drafts will be verified by: under COUPLED a model draws by the target's noise, to agree with it.
 
         Raises:
             CapacityError: No session is free.

@@ -17,7 +17,7 @@ from services.common.rpc.server import Server
 from services.common.rpc.worker import Inbox, Received, Streams, StreamSession, open_session, send
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import MAX_GAMMA
-from services.draft_worker.proposer import Features, Proposer, ProposeSession
+from services.draft_worker.proposer import Features, ProposalRequest, Proposer, ProposeSession, SessionRequest
 
 SERVICE = "paceline.v1.DraftService"
 
@@ -86,7 +86,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
 async def _open(warm: Serving, start: worker_pb2.SessionStart) -> ProposeSession:
     params, rule = open_session(start, warm.info.identity)
-    return await warm.proposer.open(params, start.seed, start.prompt_length, start.max_new_tokens, rule)
+    request = SessionRequest(params, start.seed, start.prompt_length, start.max_new_tokens, rule)
+    return await warm.proposer.open(request)
 
 
 @dataclass
@@ -114,8 +115,10 @@ class _Answer:
         count = 0
         try:
             features = Features(request.features.start, request.features.data) if request.HasField("features") else None
-            asked = request.round, request.base_length, request.tokens, gamma
-            proposing = self.session.propose(*asked, features=features, stop_below=request.stop_below)
+            asked = ProposalRequest(
+                *(request.round, request.base_length, request.tokens, gamma), features, request.stop_below
+            )
+            proposing = self.session.propose(asked)
             async with contextlib.aclosing(proposing):
                 async for drafts in proposing:
                     reply = draft_pb2.ProposeResponse(round=request.round)

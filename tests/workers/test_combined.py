@@ -10,7 +10,7 @@ from services.common.engine.timing import PassTiming
 from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
 from services.common.specdec.types import Draft, Row
 from services.draft_worker.combined import CombinedSession
-from services.draft_worker.proposer import Features
+from services.draft_worker.proposer import Features, ProposalRequest
 
 
 class Model:
@@ -24,22 +24,13 @@ class Model:
         self.features: list[Features | None] = []
         self.stops: list[float] = []
 
-    async def propose(
-        self,
-        round_index: int,
-        base_length: int,
-        tokens: Sequence[int],
-        gamma: int,
-        *,
-        features: Features | None = None,
-        stop_below: float = 0.0,
-    ) -> AsyncGenerator[Sequence[Draft], None]:
-        assert base_length <= len(self.text), "it has no such prefix"
-        self.text = [*self.text[:base_length], *tokens]
-        self.asked.append(gamma)
-        self.features.append(features)
-        self.stops.append(stop_below)
-        for offset in range(gamma):
+    async def propose(self, request: ProposalRequest) -> AsyncGenerator[Sequence[Draft], None]:
+        assert request.base_length <= len(self.text), "it has no such prefix"
+        self.text = [*self.text[: request.base_length], *request.tokens]
+        self.asked.append(request.gamma)
+        self.features.append(request.features)
+        self.stops.append(request.stop_below)
+        for offset in range(request.gamma):
             self.text.append(90 + offset)
             yield [Draft(90 + offset, Row.point_mass(90 + offset))]
 
@@ -49,7 +40,7 @@ class Model:
 async def propose(
     session: CombinedSession, base: int, tokens: list[int], gamma: int, features: Features | None = None
 ) -> list[int]:
-    groups = [group async for group in session.propose(0, base, tokens, gamma, features=features)]
+    groups = [group async for group in session.propose(ProposalRequest(0, base, tokens, gamma, features, 0.25))]
     return [draft.token for group in groups for draft in group]
 
 
@@ -68,6 +59,7 @@ async def test_a_long_enough_match_goes_first_and_the_model_follows_the_text() -
     assert session.timing == PassTiming()
     assert model.asked == [2, 2, 0]
     assert model.features[-1] == came
+    assert model.stops == [0.25] * 3
     assert model.text == text
     # Two of the guesses were kept: the model has none of them yet.
     text = [*text, 4, 5, 7]

@@ -18,6 +18,7 @@ from services.common.specdec.types import Draft, Row, SamplingParams
 from services.draft_worker import model_proposer
 from services.draft_worker.confidence import Calibration, EarlyStop, Fates, Guess
 from services.draft_worker.model_proposer import ModelProposer, ModelProposeSession
+from services.draft_worker.proposer import ProposalRequest, SessionRequest
 from tests.support.engines import Library, StartEngine, load
 from tests.support.models import VOCAB, make_tiny_llama
 from tests.support.statistics import chi_square
@@ -117,8 +118,8 @@ async def engine(folder: Path, start_engine: StartEngine) -> Engine:
 async def propose(
     session: ModelProposeSession, round_index: int, base: int, tokens: list[int], gamma: int, stop_below: float
 ) -> list[Draft]:
-    asked = round_index, base, tokens, gamma
-    return [draft async for drafts in session.propose(*asked, stop_below=stop_below) for draft in drafts]
+    request = ProposalRequest(round_index, base, tokens, gamma, stop_below=stop_below)
+    return [draft async for drafts in session.propose(request) for draft in drafts]
 
 
 def taught(proposer: ModelProposer, kept: bool) -> None:
@@ -141,10 +142,10 @@ async def test_every_token_that_is_sampled_is_sent(engine: Engine, monkeypatch: 
     lengths = set()
     for seed in range(8):
         proposer = ModelProposer(engine)
-        whole = await propose(await proposer.open(PLAIN, seed, 20, 40), 3, 0, PROMPT, 6, 0.0)
+        whole = await propose(await proposer.open(SessionRequest(PLAIN, seed, 20, 40)), 3, 0, PROMPT, 6, 0.0)
         sampled.clear()
         # A model with random weights gives all tokens about 1 in 320: each step halves and more what is reached.
-        session = await proposer.open(PLAIN, seed, 20, 40)
+        session = await proposer.open(SessionRequest(PLAIN, seed, 20, 40))
         drafts = await propose(session, 3, 0, PROMPT, 6, stop_below=0.01 + 0.02 * (seed % 4))
         assert [draft.token for draft in drafts] == sampled == [draft.token for draft in whole[: len(drafts)]]
         assert session.timing.forward_tokens == 20 + len(drafts) - 1, "no step whose q is thrown away"
@@ -157,7 +158,7 @@ async def test_every_token_that_is_sampled_is_sent(engine: Engine, monkeypatch: 
 async def test_the_next_round_goes_on_after_an_early_stop(engine: Engine, folder: Path) -> None:
     proposer = ModelProposer(engine)
     taught(proposer, kept=False)
-    session = await proposer.open(PLAIN, 1, 20, 40)
+    session = await proposer.open(SessionRequest(PLAIN, 1, 20, 40))
     (first,) = await propose(session, 0, 0, PROMPT, 6, stop_below=0.2)
     second, *_ = await propose(session, 1, 21, [7], 6, stop_below=0.0)
     (q,) = distributions(Library(folder).logits([*PROMPT, first.token, 7], 1), PLAIN)
@@ -167,7 +168,7 @@ async def test_the_next_round_goes_on_after_an_early_stop(engine: Engine, folder
 
 async def test_a_drafter_learns_from_the_text_that_follows(engine: Engine) -> None:
     proposer = ModelProposer(engine)
-    session = await proposer.open(PLAIN, 1, 20, 400)
+    session = await proposer.open(SessionRequest(PLAIN, 1, 20, 400))
     base, tokens = 0, PROMPT
     for i in range(6):
         drafts = await propose(session, i, base, tokens, 3, stop_below=0.001)
@@ -200,7 +201,7 @@ async def test_law_with_a_draft_that_stops(folder: Path, start_engine: StartEngi
     firsts = {int(token): i for i, token in enumerate(p_row(PROMPT).support)}
     counts = np.zeros((1, 9), np.int64)
     for seed in range(800):
-        session = await proposer.open(params, seed, 20, 8)
+        session = await proposer.open(SessionRequest(params, seed, 20, 8))
         text, index = list(PROMPT), 0
         while len(text) < 22:
             drafts = await propose(session, index, 0, text, 2, stop_below=0.3)

@@ -18,7 +18,7 @@ from services.common.specdec.types import Draft, SamplingParams
 from services.draft_worker.config import DraftSettings
 from services.draft_worker.feature_proposer import FeatureProposer
 from services.draft_worker.models import proposer_of
-from services.draft_worker.proposer import Features, ProposeSession
+from services.draft_worker.proposer import Features, ProposalRequest, ProposeSession, SessionRequest
 from tests.support.drafts import Trained, feature_bytes, make_tiny_draft
 from tests.support.engines import StartEngine, random_tokens
 from tests.support.models import ARCHITECTURES, make_tiny, make_tiny_llama
@@ -42,11 +42,8 @@ async def propose(
     gamma: int,
     features: Features | None = None,
 ) -> list[Draft]:
-    return [
-        draft
-        async for drafts in session.propose(round_index, base_length, tokens, gamma, features=features)
-        for draft in drafts
-    ]
+    request = ProposalRequest(round_index, base_length, tokens, gamma, features)
+    return [draft async for drafts in session.propose(request) for draft in drafts]
 
 
 def told(trained: Trained, text: list[int], start: int, end: int) -> Features:
@@ -83,7 +80,7 @@ async def test_what_is_served_is_what_was_trained(
     folder = make_tiny_draft(tmp_path / "draft", target, layers=layers)
     trained, proposer = Trained(folder, target), await serve(folder, start_engine)
     text = random_tokens(random.Random(1), 21)
-    session = await proposer.open(PLAIN, 5, len(text), 40)
+    session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 40))
     drafts = await propose(session, 0, 0, text, 4, told(trained, text, 0, 20))
     assert len(drafts) == 4
     check(trained, text, drafts)
@@ -99,7 +96,7 @@ async def test_what_is_served_is_what_was_trained(
 async def test_a_repeated_request_has_the_same_answer(target: Path, draft: Path, start_engine: StartEngine) -> None:
     trained, proposer = Trained(draft, target), await serve(draft, start_engine)
     text = random_tokens(random.Random(2), 15)
-    session = await proposer.open(PLAIN, 5, len(text), 40)
+    session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 40))
     first = await propose(session, 0, 0, text, 3, told(trained, text, 0, 14))
     again = await propose(session, 0, 15, [], 3)
     whole = await propose(session, 0, 0, text, 3, told(trained, text, 0, 14))
@@ -116,7 +113,7 @@ async def test_sessions_that_share_passes_do_not_mix(target: Path, draft: Path, 
     texts = [random_tokens(source, length) for length in (9, 30, 17)]
 
     async def one(text: list[int]) -> None:
-        session = await proposer.open(PLAIN, 5, len(text), 40)
+        session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 40))
         check(trained, text, await propose(session, 0, 0, text, 4, told(trained, text, 0, len(text) - 1)))
         session.close()
 
@@ -128,7 +125,7 @@ async def test_without_features_nothing_is_proposed_and_they_may_come_later(
 ) -> None:
     trained, proposer = Trained(draft, target), await serve(draft, start_engine)
     text = random_tokens(random.Random(4), 12)
-    session = await proposer.open(PLAIN, 5, len(text), 40)
+    session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 40))
     assert await propose(session, 0, 0, text, 4) == []
     text = [*text, 7]
     # Overtaken: the features are taken in all the same.
@@ -147,7 +144,7 @@ async def test_its_own_drafts_are_gone_on_from_without_features(
 ) -> None:
     trained, proposer = Trained(draft, target), await serve(draft, start_engine)
     text = random_tokens(random.Random(5), 12)
-    session = await proposer.open(PLAIN, 5, len(text), 40)
+    session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 40))
     drafts = await propose(session, 0, 0, text, 2, told(trained, text, 0, 11))
     # As drafting that runs ahead does: from what is not committed yet.
     drafts += await propose(session, 1, 14, [], 2)
@@ -158,7 +155,7 @@ async def test_its_own_drafts_are_gone_on_from_without_features(
 async def test_a_long_prompt_begins_at_its_window(target: Path, draft: Path, start_engine: StartEngine) -> None:
     trained, proposer = Trained(draft, target), await serve(draft, start_engine)
     text = random_tokens(random.Random(6), 100)
-    session = await proposer.open(PLAIN, 5, len(text), 40)
+    session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 40))
     drafts = await propose(session, 0, 0, text, 3, told(trained, text, 60, 99))
     # Positions count from the beginning of the window; the target's states there are those of the whole text.
     features = trained.features(text)
@@ -177,7 +174,7 @@ async def test_no_row_looks_back_further_than_the_window(
     async def q(change: Callable[[torch.Tensor], None]) -> np.ndarray:
         changed = features.clone()
         change(changed)
-        session = await proposer.open(PLAIN, 5, len(text), 40)
+        session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 40))
         (only,) = await propose(session, 0, 0, text, 1, Features(0, feature_bytes(changed[:29])))
         session.close()
         return only.q.weights
@@ -197,7 +194,7 @@ async def test_no_row_looks_back_further_than_the_window(
 async def test_a_lost_text_is_told_and_a_new_window_begun(target: Path, draft: Path, start_engine: StartEngine) -> None:
     trained, proposer = Trained(draft, target), await serve(draft, start_engine)
     text = random_tokens(random.Random(8), 20)
-    session = await proposer.open(PLAIN, 5, len(text), 40)
+    session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 40))
     with pytest.raises(UnknownPrefixError) as unknown:
         await propose(session, 0, 19, text[19:], 2)
     assert unknown.value.known_length == 0
@@ -224,7 +221,7 @@ async def test_features_that_cannot_be_are_refused_by_name(
     start: int, data: bytes, field: str, draft: Path, start_engine: StartEngine
 ) -> None:
     proposer = await serve(draft, start_engine)
-    session = await proposer.open(PLAIN, 5, 10, 40)
+    session = await proposer.open(SessionRequest(PLAIN, 5, 10, 40))
     with pytest.raises(InvalidFieldError, match=field):
         await propose(session, 0, 0, list(range(10)), 2, Features(start, data))
     # Nothing has changed.
@@ -234,7 +231,7 @@ async def test_features_that_cannot_be_are_refused_by_name(
 
 async def test_a_text_longer_than_was_reserved_is_refused(draft: Path, start_engine: StartEngine) -> None:
     """It is kept as long as the stream is open: a peer could fill the memory with it."""
-    session = await (await serve(draft, start_engine)).open(PLAIN, 5, 20, 10)
+    session = await (await serve(draft, start_engine)).open(SessionRequest(PLAIN, 5, 20, 10))
     assert await propose(session, 0, 0, [1] * 30, 0) == []
     with pytest.raises(InvalidFieldError, match="base_length \\+ tokens is 31: must be at most 30"):
         await propose(session, 1, 30, [1], 0)

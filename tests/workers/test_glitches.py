@@ -16,6 +16,7 @@ from services.common.engine.kv_pool import KvPool
 from services.common.engine.options import EngineOptions
 from services.common.specdec.types import SamplingParams
 from services.draft_worker.model_proposer import ModelProposer
+from services.draft_worker.proposer import ProposalRequest, SessionRequest
 from services.target_worker.verifier import Verifier
 from tests.support.engines import StartEngine, evaluate, load, random_tokens, runner_of
 from tests.support.models import make_tiny_llama
@@ -57,11 +58,11 @@ async def test_a_draft_does_not_build_on_it_either(
     tmp_path: Path, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await start_engine(make_tiny_llama(tmp_path / "model"))
-    session = await ModelProposer(engine).open(SamplingParams(), 0, 50, 10)
+    session = await ModelProposer(engine).open(SessionRequest(SamplingParams(), 0, 50, 10))
     with monkeypatch.context() as patch:
         spoil_keys(patch)
-        assert [drafts async for drafts in session.propose(0, 0, TEXT, 3)] == []
-    assert len([drafts async for drafts in session.propose(1, 50, [7], 3)]) == 3
+        assert [drafts async for drafts in session.propose(ProposalRequest(0, 0, TEXT, 3))] == []
+    assert len([drafts async for drafts in session.propose(ProposalRequest(1, 50, [7], 3))]) == 3
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

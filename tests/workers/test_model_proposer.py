@@ -19,6 +19,7 @@ from services.common.specdec.randomness import Purpose, uniform
 from services.common.specdec.sampling import sample
 from services.common.specdec.types import Draft, SamplingParams, VerificationMode
 from services.draft_worker.model_proposer import ModelProposer, ModelProposeSession
+from services.draft_worker.proposer import ProposalRequest, SessionRequest
 from services.draft_worker.truncation import Truncation
 from tests.support.engines import Library, StartEngine, held, load, recorded_passes
 from tests.support.models import VOCAB, make_tiny_llama
@@ -56,7 +57,7 @@ def law(library: Library, text: list[int], params: SamplingParams) -> np.ndarray
 async def propose(
     session: ModelProposeSession, round_index: int, base_length: int, tokens: list[int], gamma: int
 ) -> list[Draft]:
-    groups = [group async for group in session.propose(round_index, base_length, tokens, gamma)]
+    groups = [group async for group in session.propose(ProposalRequest(round_index, base_length, tokens, gamma))]
     assert all(len(group) == 1 for group in groups), "one by one, as they are sampled"
     return [group[0] for group in groups]
 
@@ -65,7 +66,7 @@ async def propose(
 async def test_the_reported_q_is_what_the_token_was_sampled_from(
     library: Library, proposer: ModelProposer, params: SamplingParams
 ) -> None:
-    session = await proposer.open(params, seed=9, prompt_length=20, max_new_tokens=40)
+    session = await proposer.open(SessionRequest(params, seed=9, prompt_length=20, max_new_tokens=40))
     drafts = await propose(session, 5, 0, PROMPT, gamma=6)
     assert len(drafts) == 6
     text = list(PROMPT)
@@ -79,7 +80,7 @@ async def test_the_reported_q_is_what_the_token_was_sampled_from(
 async def test_a_truncated_q_is_what_the_token_was_sampled_from(
     library: Library, engine: Engine, params: SamplingParams
 ) -> None:
-    session = await ModelProposer(engine, Truncation(top_k=4)).open(params, 9, 20, 40)
+    session = await ModelProposer(engine, Truncation(top_k=4)).open(SessionRequest(params, 9, 20, 40))
     text = list(PROMPT)
     for offset, draft in enumerate(await propose(session, 5, 0, PROMPT, gamma=6)):
         assert draft.token == sample(draft.q, uniform(9, 5, offset, Purpose.DRAFT))
@@ -96,7 +97,7 @@ async def test_a_truncated_q_is_what_the_token_was_sampled_from(
 async def test_under_the_coupled_rule_a_draft_is_the_winner_of_q_at_its_place_in_the_text(
     library: Library, proposer: ModelProposer, params: SamplingParams
 ) -> None:
-    session = await proposer.open(params, 9, 20, 40, VerificationMode.COUPLED)
+    session = await proposer.open(SessionRequest(params, 9, 20, 40, VerificationMode.COUPLED))
     drafts = await propose(session, 5, 0, PROMPT, gamma=6)
     text = list(PROMPT)
     for draft in drafts:
@@ -110,7 +111,7 @@ async def test_under_the_coupled_rule_a_draft_is_the_winner_of_q_at_its_place_in
 
 async def test_drafts_are_a_function_of_seed_and_round(proposer: ModelProposer) -> None:
     async def tokens(seed: int, round_index: int) -> list[int]:
-        session = await proposer.open(PLAIN, seed, prompt_length=20, max_new_tokens=40)
+        session = await proposer.open(SessionRequest(PLAIN, seed, prompt_length=20, max_new_tokens=40))
         drafts = await propose(session, round_index, 0, PROMPT, gamma=8)
         session.close()
         return [draft.token for draft in drafts]
@@ -122,14 +123,14 @@ async def test_drafts_are_a_function_of_seed_and_round(proposer: ModelProposer) 
 
 
 async def test_a_repeated_round_proposes_the_same(proposer: ModelProposer) -> None:
-    session = await proposer.open(FILTERED, 3, 20, 40)
+    session = await proposer.open(SessionRequest(FILTERED, 3, 20, 40))
     first = await propose(session, 0, 0, PROMPT, gamma=4)
     again = await propose(session, 0, 20, [], gamma=4)
     assert [draft.token for draft in first] == [draft.token for draft in again]
 
 
 async def test_nothing_is_fed_twice(proposer: ModelProposer) -> None:
-    session = await proposer.open(PLAIN, 1, 20, 40)
+    session = await proposer.open(SessionRequest(PLAIN, 1, 20, 40))
     await propose(session, 0, 0, PROMPT, gamma=4)
     assert session.timing.forward_tokens == 20 + 3, "the prompt, and all drafts but the last"
     # All four were kept: the last one and the bonus token are new to the model.
@@ -144,8 +145,8 @@ async def test_nothing_is_fed_twice(proposer: ModelProposer) -> None:
 
 
 async def test_a_consumer_that_stops_leaves_a_session_that_works(library: Library, proposer: ModelProposer) -> None:
-    session = await proposer.open(PLAIN, 1, 20, 40)
-    drafts = session.propose(0, 0, PROMPT, 8)
+    session = await proposer.open(SessionRequest(PLAIN, 1, 20, 40))
+    drafts = session.propose(ProposalRequest(0, 0, PROMPT, 8))
     (first,) = await anext(drafts)
     await drafts.aclose()
     (second,) = await propose(session, 1, 21, [], gamma=1)
@@ -153,8 +154,11 @@ async def test_a_consumer_that_stops_leaves_a_session_that_works(library: Librar
 
 
 async def test_a_consumer_cancelled_in_mid_pass_leaves_a_session_that_works(proposer: ModelProposer) -> None:
-    whole = [d.token for d in await propose(await proposer.open(PLAIN, 1, 20, 40), 7, 0, [*PROMPT, 3], gamma=5)]
-    session = await proposer.open(PLAIN, 1, 20, 40)
+    whole = [
+        d.token
+        for d in await propose(await proposer.open(SessionRequest(PLAIN, 1, 20, 40)), 7, 0, [*PROMPT, 3], gamma=5)
+    ]
+    session = await proposer.open(SessionRequest(PLAIN, 1, 20, 40))
     for _ in range(10):
         task = asyncio.create_task(propose(session, 0, 0, PROMPT, gamma=8))
         await asyncio.sleep(0.002)
@@ -165,7 +169,7 @@ async def test_a_consumer_cancelled_in_mid_pass_leaves_a_session_that_works(prop
 
 
 async def test_it_stops_where_its_context_ends(proposer: ModelProposer) -> None:
-    session = await proposer.open(PLAIN, 1, prompt_length=60, max_new_tokens=1000)
+    session = await proposer.open(SessionRequest(PLAIN, 1, prompt_length=60, max_new_tokens=1000))
     drafts = await propose(session, 0, 0, [5] * 60, gamma=8)
     assert len(drafts) == 5, "64 tokens can be fed, so the law of the 65th is known"
     assert await propose(session, 1, 65, [6], gamma=8) == []
@@ -175,19 +179,19 @@ async def test_it_stops_where_its_context_ends(proposer: ModelProposer) -> None:
 
 
 async def test_it_stops_where_its_reservation_ends(proposer: ModelProposer) -> None:
-    session = await proposer.open(PLAIN, 1, prompt_length=4, max_new_tokens=2)
+    session = await proposer.open(SessionRequest(PLAIN, 1, prompt_length=4, max_new_tokens=2))
     assert len(await propose(session, 0, 0, [5] * 4, gamma=8)) == 3
     assert await propose(session, 0, 0, [5] * 7, gamma=8) == []
 
 
 async def test_nothing_to_go_by(proposer: ModelProposer) -> None:
-    session = await proposer.open(PLAIN, 1, 20, 20)
+    session = await proposer.open(SessionRequest(PLAIN, 1, 20, 20))
     assert await propose(session, 0, 0, [], gamma=4) == []
     assert await propose(session, 0, 0, PROMPT, gamma=0) == []
 
 
 async def test_errors_change_nothing(proposer: ModelProposer) -> None:
-    session = await proposer.open(PLAIN, 1, 20, 20)
+    session = await proposer.open(SessionRequest(PLAIN, 1, 20, 20))
     await propose(session, 0, 0, PROMPT, gamma=1)
     with pytest.raises(UnknownPrefixError) as caught:
         await propose(session, 1, 22, [3], gamma=1)
@@ -204,7 +208,7 @@ async def test_proposals_with_different_gammas_share_passes_step_by_step(
     prompts = [[10 + i, *range(2, 5 + i)] for i in range(4)]
 
     async def drafts_of(i: int) -> list[Draft]:
-        session = await proposer.open(PLAIN, seed=i, prompt_length=10, max_new_tokens=20)
+        session = await proposer.open(SessionRequest(PLAIN, seed=i, prompt_length=10, max_new_tokens=20))
         drafts = await propose(session, 3, 0, prompts[i], gammas[i])
         session.close()
         return drafts
@@ -230,13 +234,13 @@ async def test_proposals_with_different_gammas_share_passes_step_by_step(
 
 
 async def test_sessions_are_limited_and_freed(proposer: ModelProposer, engine: Engine) -> None:
-    first, *_ = [await proposer.open(PLAIN, 1, 5, 5) for _ in range(8)]
+    first, *_ = [await proposer.open(SessionRequest(PLAIN, 1, 5, 5)) for _ in range(8)]
     with pytest.raises(CapacityError, match=r"8 of 8 sessions \(--max-sessions\)"):
-        await proposer.open(PLAIN, 1, 5, 5)
+        await proposer.open(SessionRequest(PLAIN, 1, 5, 5))
     first.close()
     first.close()
     assert engine.memory.sessions == 7
-    await proposer.open(PLAIN, 1, 5, 5)
+    await proposer.open(SessionRequest(PLAIN, 1, 5, 5))
 
 
 async def test_a_broken_model_proposes_nothing(
@@ -246,6 +250,6 @@ async def test_a_broken_model_proposes_nothing(
     engine = await start_engine(broken)
     with torch.no_grad():
         broken.model.model.norm.weight.fill_(float("nan"))
-    session = await ModelProposer(engine).open(PLAIN, 1, 20, 20)
+    session = await ModelProposer(engine).open(SessionRequest(PLAIN, 1, 20, 20))
     assert await propose(session, 0, 0, PROMPT, gamma=4) == []
     assert "not finite after 20 tokens" in caplog.text

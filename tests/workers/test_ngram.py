@@ -11,6 +11,7 @@ import pytest
 from services.common.specdec.errors import CapacityError, UnknownPrefixError
 from services.common.specdec.types import Draft, SamplingParams
 from services.draft_worker.ngram import NgramProposer, NgramSession, continuation
+from services.draft_worker.proposer import ProposalRequest, SessionRequest
 
 
 def found(text: str, count: int = 3, min_ngram: int = 2, max_ngram: int = 4) -> str:
@@ -55,7 +56,7 @@ def test_text_that_runs_in_circles_goes_on() -> None:
 
 async def propose(session: NgramSession, base_length: int, text: str, gamma: int) -> str:
     drafts: list[Draft] = []
-    async for group in session.propose(0, base_length, text.encode(), gamma):
+    async for group in session.propose(ProposalRequest(0, base_length, text.encode(), gamma)):
         drafts.extend(group)
     for draft in drafts:
         assert draft.q.weight(draft.token) == 1.0
@@ -63,7 +64,9 @@ async def propose(session: NgramSession, base_length: int, text: str, gamma: int
 
 
 async def open_session() -> NgramSession:
-    return await NgramProposer().open(SamplingParams(), seed=0, prompt_length=10_000, max_new_tokens=10_000)
+    return await NgramProposer().open(
+        SessionRequest(SamplingParams(), seed=0, prompt_length=10_000, max_new_tokens=10_000)
+    )
 
 
 async def test_a_session_over_rounds() -> None:
@@ -89,7 +92,7 @@ async def test_no_matches_and_no_drafts_wanted() -> None:
 
 
 async def test_no_more_than_was_reserved_is_proposed() -> None:
-    session = await NgramProposer().open(SamplingParams(), seed=0, prompt_length=4, max_new_tokens=2)
+    session = await NgramProposer().open(SessionRequest(SamplingParams(), seed=0, prompt_length=4, max_new_tokens=2))
     assert await propose(session, 0, "abab", 2**32 - 1) == "ab"
 
 
@@ -104,13 +107,13 @@ async def test_an_unknown_prefix_changes_nothing() -> None:
 
 async def test_sessions_are_limited_and_freed() -> None:
     proposer = NgramProposer(max_sessions=2)
-    first, _ = [await proposer.open(SamplingParams(), 0, 1, 1) for _ in range(2)]
+    first, _ = [await proposer.open(SessionRequest(SamplingParams(), 0, 1, 1)) for _ in range(2)]
     with pytest.raises(CapacityError, match="all 2 sessions"):
-        await proposer.open(SamplingParams(), 0, 1, 1)
+        await proposer.open(SessionRequest(SamplingParams(), 0, 1, 1))
     first.close()
     first.close()
     assert proposer.sessions_open == 1
-    await proposer.open(SamplingParams(), 0, 1, 1)
+    await proposer.open(SessionRequest(SamplingParams(), 0, 1, 1))
 
 
 def test_it_runs_without_torch() -> None:

@@ -14,6 +14,7 @@ from services.common.engine.processors import distributions
 from services.common.specdec.errors import UnknownPrefixError
 from services.common.specdec.types import Draft, SamplingParams
 from services.draft_worker.model_proposer import ModelProposer, ModelProposeSession
+from services.draft_worker.proposer import ProposalRequest, SessionRequest
 from tests.support.engines import Library, StartEngine, held, random_tokens
 from tests.support.models import VOCAB, make_tiny_llama
 
@@ -32,7 +33,7 @@ async def engine(folder: Path, start_engine: StartEngine) -> Engine:
 
 
 async def propose(session: ModelProposeSession, index: int, base: int, tokens: list[int], gamma: int) -> list[Draft]:
-    return [draft async for drafts in session.propose(index, base, tokens, gamma) for draft in drafts]
+    return [draft async for drafts in session.propose(ProposalRequest(index, base, tokens, gamma)) for draft in drafts]
 
 
 def check_follows(draft: Draft, folder: Path, text: list[int]) -> None:
@@ -41,7 +42,7 @@ def check_follows(draft: Draft, folder: Path, text: list[int]) -> None:
 
 
 async def test_one_for_no_drafts_is_taken_in(folder: Path, engine: Engine) -> None:
-    session = await ModelProposer(engine).open(PLAIN, 1, 20, 40)
+    session = await ModelProposer(engine).open(SessionRequest(PLAIN, 1, 20, 40))
     first, *_ = await propose(session, 0, 0, PROMPT, gamma=6)
     assert await propose(session, 1, 21, [5, 6], gamma=0) == []
     (draft,) = await propose(session, 2, 23, [7], gamma=1)
@@ -49,7 +50,7 @@ async def test_one_for_no_drafts_is_taken_in(folder: Path, engine: Engine) -> No
 
 
 async def test_one_that_is_given_up_before_its_turn_is_taken_in(folder: Path, engine: Engine) -> None:
-    session = await ModelProposer(engine).open(PLAIN, 1, 20, 40)
+    session = await ModelProposer(engine).open(SessionRequest(PLAIN, 1, 20, 40))
     first, *_ = await propose(session, 0, 0, PROMPT, gamma=6)
     hold, holding = await held(await engine.open(1))
     overtaken = asyncio.create_task(propose(session, 1, 21, [5, 6], gamma=4))
@@ -66,7 +67,7 @@ async def test_one_that_is_given_up_before_its_turn_is_taken_in(folder: Path, en
 
 
 async def test_one_for_no_drafts_that_starts_past_the_end_changes_nothing(engine: Engine) -> None:
-    session = await ModelProposer(engine).open(PLAIN, 1, 20, 40)
+    session = await ModelProposer(engine).open(SessionRequest(PLAIN, 1, 20, 40))
     await propose(session, 0, 0, PROMPT, gamma=1)
     assert await propose(session, 1, 30, [5], gamma=0) == []
     with pytest.raises(UnknownPrefixError) as caught:
