@@ -40,6 +40,16 @@ _PLAIN_EVERY_S = 60.0
     multiple=True,
     help="Token ids that the target wrote, integers [texts, positions] in a .npy file; may be given again.",
 )
+@click.option(
+    "--openings",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Beginnings of questions, one a line, that the target goes on from; an empty line leaves it free.",
+)
+@click.option(
+    "--start",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A draft of this target to begin with, in place of the target's own layers.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of everything.  [default: 0]")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's choice]")
 @click.option(

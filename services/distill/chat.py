@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,19 +24,34 @@ class Turns:
         bridge: From the user's last word to the answer's first; empty for a target without a chat template.
         ends: Tokens that end an answer.
         special: Tokens with a name, which a head always has.
+        begun: How questions begin, for the target to go on from; an empty one leaves it free.
     """
 
     opening: tuple[int, ...]
     bridge: tuple[int, ...]
     ends: frozenset[int]
     special: frozenset[int]
+    begun: tuple[tuple[int, ...], ...] = ()
+
+    def start(self, index: int) -> tuple[int, ...]:
+        """Return the tokens that text `index` starts with.
+
+        Three in a row have the same beginning, for they are answered in three ways.
+        """
+        return self.opening + (self.begun[index // 3 % len(self.begun)] if self.begun else ())
 
 
-def turns(loaded: LoadedModel) -> Turns:
+def turns(loaded: LoadedModel, questions: Sequence[str] = (), longest: int | None = None) -> Turns:
     """Return how a conversation with this target begins.
 
+    Args:
+        loaded: The target.
+        questions: Beginnings of questions.
+        longest: Most tokens of one.
+
     Raises:
-        DistillError: Its chat template cannot be rendered, or nothing tells where a text begins.
+        DistillError: Its chat template cannot be rendered, nothing tells where a text begins, or a question's
+            beginning is too long.
     """
     backend = Tokenizer.from_str(loaded.tokenizer_json.decode())
     tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **loaded.special_tokens)  # type: ignore[no-untyped-call]
@@ -59,7 +75,11 @@ def turns(loaded: LoadedModel) -> Turns:
     special = frozenset(
         token for token in (*named, *loaded.eos_token_ids, *opening, *bridge) if token < loaded.vocab_size
     )
-    return Turns(tuple(opening), tuple(bridge), frozenset(loaded.eos_token_ids), special)
+    begun = tuple(tuple(backend.encode(text, add_special_tokens=False).ids) for text in questions)
+    for number, tokens in enumerate(begun, 1):
+        if longest is not None and len(tokens) > longest:
+            raise DistillError(f"--openings: line {number} has {len(tokens)} tokens: must be at most {longest}")
+    return Turns(tuple(opening), tuple(bridge), frozenset(loaded.eos_token_ids), special, begun)
 
 
 def question(loaded: LoadedModel, text: str) -> list[int]:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from services.common.engine.draft_model import CONFIG_FILE, DraftConfig, default_feature_layers
 from services.common.engine.model import DtypeName, LoadedModel
 from services.distill.errors import DistillError
+from services.distill.start import Start
 
 Kind = Literal["hidden", "tokens"]
 
@@ -31,6 +34,8 @@ class Settings:
         head: Tokens that the draft can propose.
         seed: Of everything.
         width: Most tokens of a text.
+        openings: Beginnings of questions that the target goes on from.
+        start: SHA-256 of the draft that it was begun from; empty where that were the target's own layers.
         held_out: Texts that are measured on, never trained on; None until training begins.
         spent_s: Seconds by phase, over all runs.
     """
@@ -45,6 +50,8 @@ class Settings:
     head: int
     seed: int
     width: int
+    openings: list[str] = dataclasses.field(default_factory=list)
+    start: str = ""
     held_out: int | None = None
     spent_s: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -73,6 +80,7 @@ class Folder:
         self.texts = self.work / "texts"
         self.data = self.work / "data"
         self.checkpoint = self.work / "checkpoint.pt"
+        self.start = self.work / "start.safetensors"
         self.head_ids = self.work / "head_ids.npy"
         self.log = out / "log.jsonl"
 
@@ -100,6 +108,12 @@ class Folder:
         partial.write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n")
         partial.replace(self.work / "settings.json")
 
+    def keep_start(self, start: Start) -> None:
+        """Keep the weights that a new draft begins with: where they came from may change."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        np.save(self.head_ids, start.head_ids)
+        shutil.copyfile(start.weights, self.start)
+
     def require_room(self, needed: int) -> None:
         """Find out whether there is room on the disk.
 
@@ -116,14 +130,24 @@ class Folder:
 
 
 def begin(
-    loaded: LoadedModel, *, kind: Kind | None, layers: int | None, head: int | None, seed: int | None, width: int
+    loaded: LoadedModel,
+    *,
+    kind: Kind | None,
+    layers: int | None,
+    head: int | None,
+    seed: int | None,
+    width: int,
+    openings: list[str] | None = None,
+    start: Start | None = None,
 ) -> Settings:
-    """Return the settings of a new draft; None takes the default.
+    """Return the settings of a new draft; None takes the default, or what the draft that it begins as has.
 
     Raises:
-        DistillError: More layers or tokens than the target has.
+        DistillError: More layers or tokens than the target has, others than the draft that it begins as.
     """
     total = loaded.config.num_hidden_layers
+    if start is not None:
+        kind, layers, head = _as_started(start, kind=kind, layers=layers, head=head)
     kind = kind or "hidden"
     if layers is not None and layers > total:
         raise DistillError(f"--layers is {layers}: must be at most {total}, the target's")
@@ -137,6 +161,9 @@ def begin(
             f"{loaded.model_id} ({loaded.config.model_type}) cannot be distilled: its layers look back on {window} "
             f"tokens, must be {width} or more"
         )
+    feature_layers = list(default_feature_layers(total)) if kind == "hidden" else [total]
+    if start is not None:
+        chosen, feature_layers = list(start.config.layers), list(start.config.feature_layers) or feature_layers
     return Settings(
         target=loaded.model_id,
         weights_hash=loaded.weights_hash,
@@ -144,10 +171,12 @@ def begin(
         dtype=cast("DtypeName", loaded.dtype),
         kind=kind,
         layers=chosen,
-        feature_layers=list(default_feature_layers(total)) if kind == "hidden" else [total],
+        feature_layers=feature_layers,
         head=head or min(8192, loaded.vocab_size),
         seed=seed or 0,
         width=width,
+        openings=openings or [],
+        start=start.key if start else "",
     )
 
 
@@ -166,12 +195,28 @@ def require_same(settings: Settings, loaded: LoadedModel, out: Path, **asked: An
     if (settings.weights_hash, settings.tokenizer_fingerprint) != (loaded.weights_hash, loaded.tokenizer_fingerprint):
         raise DistillError(f"--out {out}: has the draft of another target, {settings.target}: take another folder")
     known = {"kind": settings.kind, "layers": len(settings.layers), "head": settings.head, "seed": settings.seed}
+    for name in ("openings", "start"):
+        if asked.pop(name, None) not in (None, getattr(settings, name)):
+            raise DistillError(
+                f"--{name}: is not what {out} was begun with (need not be said again): "
+                "for another draft take another folder"
+            )
     for name, value in asked.items():
         if value is not None and value != known[name]:
             raise DistillError(
                 f"--{name} is {value}: must be {known[name]}, as {out} was begun with: "
                 "for another draft take another folder"
             )
+
+
+def _as_started(start: Start, **asked: Any) -> tuple[Kind, int, int]:
+    """Return the kind, layers and head of the draft that a new one begins as: other ones have no such weights."""
+    kind: Kind = "hidden" if start.config.feature_layers else "tokens"
+    known = {"kind": kind, "layers": len(start.config.layers), "head": len(start.head_ids)}
+    for name, value in asked.items():
+        if value is not None and value != known[name]:
+            raise DistillError(f"--{name} is {value}: must be {known[name]}, as the draft of --start has")
+    return kind, len(start.config.layers), len(start.head_ids)
 
 
 def _layers(total: int, count: int, kind: Kind) -> list[int]:

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.torch import load_file
 
 from services.common.engine.draft_model import CONFIG_FILE, WEIGHTS_FILE, DraftModel
 from services.common.engine.model import LoadedModel
@@ -41,6 +42,8 @@ def learn(run: Run, settings: Settings, loaded: LoadedModel, corpus: Corpus, tur
     whole = load_target(run.options, "float32")
     torch.manual_seed(settings.seed)
     model = DraftModel(settings.config(), whole.model, torch.from_numpy(ids).to(whole.device)).to(whole.device)
+    if folder.start.exists():
+        model.load_state_dict(load_file(folder.start))
     # All of the target but its embeddings, which the draft holds, can go.
     del whole
     trainer = Trainer(model, data, options)

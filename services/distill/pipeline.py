@@ -24,9 +24,10 @@ from services.distill.errors import DistillError
 from services.distill.folder import Settings, begin, require_same
 from services.distill.learning import learn
 from services.distill.run import DistillOptions, Outcome, Progress, Run, load_target
+from services.distill.start import read_openings, read_start
 from services.distill.states import check_target, needed_bytes, write_states
 from services.distill.unrolled import unroll
-from services.distill.writing import Shards, write
+from services.distill.writing import Shards, longest_turn, write
 
 _WRITING, _STATES = 0.4, 0.6
 """Shares of a run's hours by which writing and states have to end; what they leave is training's."""
@@ -51,7 +52,7 @@ def distill(options: DistillOptions, stop: Callable[[], bool], progress: Progres
     settings = _settings(run, known, loaded)
     corpus = Corpus(run.folder.data, settings.width)
     corpus.add_files(options.texts, loaded.vocab_size, settings.seed)
-    opening = turns(loaded)
+    opening = turns(loaded, settings.openings, longest_turn(settings.width))
     shards = Shards(run.folder.texts, opening, settings.width)
     tokens = _tokens_to_write(options, corpus, shards)
     _require_room(run, settings, loaded, corpus, tokens)
@@ -70,13 +71,18 @@ def _settings(run: Run, known: Settings | None, loaded: LoadedModel) -> Settings
     """Return the draft's settings, written down if they are new, once it is sure that there can be such a draft."""
     options = run.options
     asked: dict[str, Any] = {name: getattr(options, name) for name in ("kind", "layers", "head", "seed")}
+    openings = read_openings(options.openings) if options.openings else None
+    start = read_start(options.start, loaded) if options.start else None
     if known is not None:
-        require_same(known, loaded, options.out, **asked)
+        require_same(known, loaded, options.out, **asked, openings=openings, start=start.key if start else None)
         return known
     check_target(loaded)
-    settings = begin(loaded, **asked, width=options.width)
+    settings = begin(loaded, **asked, width=options.width, openings=openings, start=start)
+    turns(loaded, settings.openings, longest_turn(settings.width))
     _try(settings, loaded)
     try:
+        if start is not None:
+            run.folder.keep_start(start)
         run.folder.write(settings)
     except OSError as error:
         raise DistillError(f"--out {options.out}: {error.strerror}") from error

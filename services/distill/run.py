@@ -27,6 +27,8 @@ class DistillOptions:
         layers: How many.
         head: Tokens that it can propose.
         texts: Files of token ids that the target wrote.
+        openings: A file of beginnings of questions, one a line; the target goes on from them.
+        start: A draft of this target to begin with, in place of the target's own layers.
         seed: Of everything.
         threads: Of torch.
         tokens_to_write: The target writes so many in all; none where `texts` are given.
@@ -42,6 +44,8 @@ class DistillOptions:
     layers: int | None = None
     head: int | None = None
     texts: tuple[Path, ...] = ()
+    openings: Path | None = None
+    start: Path | None = None
     seed: int | None = None
     threads: int | None = None
     tokens_to_write: int | None = None

@@ -38,6 +38,11 @@ _SHARD = 64
 _SAVE_EVERY_S = 60.0
 
 
+def longest_turn(width: int) -> int:
+    """Return how many tokens of a text of `width` the target may write as the user."""
+    return width // 3
+
+
 class Text:
     """A conversation as it is written, token by token.
 
@@ -54,10 +59,12 @@ class Text:
         self.done = False
         self._turns = turns
         self.width = width
-        self._forced = deque(turns.opening)
+        start = turns.start(index)
+        self._forced = deque(start)
+        self._started = len(start)
         self._answering = False
-        self._longest_turn = len(turns.opening) + (width // 3 if turns.bridge else min(_OPENING_WORDS, width // 3))
-        for token in turns.opening:
+        self._longest_turn = len(start) + (longest_turn(width) if turns.bridge else min(_OPENING_WORDS, width // 3))
+        for token in start:
             self.push(token)
 
     @property
@@ -75,7 +82,7 @@ class Text:
         self.tokens.append(token)
         if self._forced:
             self._forced.popleft()
-            self._answering = not self._forced and len(self.tokens) > len(self._turns.opening)
+            self._answering = not self._forced and len(self.tokens) > self._started
         elif self._answering or not self._turns.bridge:
             self.done = token in self._turns.ends
             self._answering = self._answering or len(self.tokens) >= self._longest_turn
@@ -107,7 +114,7 @@ class Shards:
                 break
             for row in np.load(path):
                 text = self.begin()
-                for token in row[len(turns.opening) :]:
+                for token in row[len(text.tokens) :]:
                     if token < 0:
                         break
                     text.push(int(token))

@@ -228,3 +228,86 @@ def _model(folder: Path) -> Any:
     from tests.support.engines import load
 
     return load(folder).model
+
+
+@pytest.fixture
+def started(options: DistillOptions, tmp_path: Path) -> DistillOptions:
+    """A run that begins with a draft that another folder has come to."""
+    given = texts(tmp_path / "given.npy", 20)
+    first = dataclasses.replace(options, out=tmp_path / "first", texts=(given,), tokens_to_write=0, head=60)
+    run(first, Watch("training", 12))
+    return dataclasses.replace(options, start=first.out, texts=(given,), tokens_to_write=0)
+
+
+def test_a_draft_begins_as_another_one(started: DistillOptions, target: LoadedModel) -> None:
+    assert started.start is not None
+    run(started, Watch("states", 1))
+    before, fresh = (DraftModel.load(started.start, target.model).state_dict() for _ in range(2))
+    # What it begins with is kept: that folder may go.
+    shutil.rmtree(started.start)
+    run(dataclasses.replace(started, start=None, texts=()), Watch("training", 1))
+    after = DraftModel.load(started.out, target.model)
+    assert torch.equal(after.head_ids, before["head_ids"])
+    trained = {name: value for name, value in after.state_dict().items() if value.is_floating_point()}
+    assert all((value - before[name]).abs().max() < 0.01 for name, value in trained.items()), "one small update away"
+    own = DraftModel(after.config, target.model, after.head_ids).state_dict()
+    assert any((own[name] - fresh[name]).abs().max() > 0.01 for name in trained), "the target's layers are farther"
+
+
+def another_vocabulary(folder: Path) -> None:
+    config = json.loads((folder / "draft_config.json").read_text())
+    (folder / "draft_config.json").write_text(json.dumps({**config, "tokenizer_fingerprint": "other"}))
+
+
+def broken(folder: Path) -> None:
+    (folder / "draft.safetensors").write_bytes(b"not this")
+
+
+@pytest.mark.parametrize(
+    ("change", "changes", "words"),
+    [
+        (None, {"layers": 2}, "--layers is 2: must be 1, as the draft of --start has"),
+        (None, {"kind": "tokens"}, "--kind is tokens: must be hidden"),
+        (None, {"head": 61}, "--head is 61: must be 60"),
+        (another_vocabulary, {}, "--start .*: is a draft of .*, whose tokenizer is not this target's"),
+        (broken, {}, "--start .*: is no draft"),
+        (shutil.rmtree, {}, "--start .*: is no draft"),
+    ],
+)
+def test_what_a_draft_cannot_begin_as_is_refused(
+    started: DistillOptions, change: Callable[[Path], None] | None, changes: dict[str, Any], words: str
+) -> None:
+    assert started.start is not None
+    if change is not None:
+        change(started.start)
+    with pytest.raises(DistillError, match=words):
+        run(dataclasses.replace(started, **changes), Watch())
+
+
+def test_openings_are_kept_and_not_changed(options: DistillOptions, tmp_path: Path) -> None:
+    lines = tmp_path / "openings.txt"
+    lines.write_text("t7 t8 \n\nt9\n")
+    options = dataclasses.replace(options, openings=lines)
+    run(options, Watch("writing", 1))
+    assert settings(options)["openings"] == ["t7 t8", "", "t9"]
+    run(dataclasses.replace(options, openings=None), Watch("states", 1))
+    written = np.load(options.out / "work/data/tokens.npy")
+    assert (written[:3, :9] == written[0, :9]).all(), "three answers to one beginning"
+    assert not (written[:4, :9] == written[0, :9]).all()
+    lines.write_text("t7\n")
+    with pytest.raises(DistillError, match=r"--openings: is not what .* was begun with"):
+        run(options, Watch())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"\n \n", "must have beginnings"), (b"\xff\xfe", "codec"), (b"t7 " * 9, "line 1 has .* at most 8")],
+)
+def test_openings_that_cannot_be_are_refused(
+    options: DistillOptions, tmp_path: Path, content: bytes, words: str
+) -> None:
+    lines = tmp_path / "openings.txt"
+    lines.write_bytes(content)
+    with pytest.raises(DistillError, match=f"--openings.*{words}"):
+        run(dataclasses.replace(options, openings=lines), Watch())
+    assert not (options.out / "work" / "settings.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -138,3 +139,27 @@ async def test_shards_are_whole_or_not_there(folder: Path, tmp_path: Path) -> No
     assert saved.shape[1] == WIDTH
     assert saved.dtype == np.int32
     assert torch.from_numpy(saved).min() == -1
+
+
+async def test_questions_begin_as_they_are_told_to(folder: Path, tmp_path: Path) -> None:
+    begun = dataclasses.replace(TURNS, begun=((20, 21, 22), (), (30,)))
+    known = Shards(tmp_path / "begun", begun, WIDTH)
+    async with engines() as start:
+        engine = await start(folder)
+        stopped = [False]
+
+        def report(count: int) -> None:
+            stopped[0] = count >= 60
+
+        await write(engine, known, tokens=900, seed=3, batch=4, until=lambda: stopped[0], report=report)
+        stopped[0] = False
+        # What was stopped is read again: a beginning is not a part of what was written.
+        known = Shards(tmp_path / "begun", begun, WIDTH)
+        await write(engine, known, tokens=900, seed=3, batch=4, until=lambda: False, report=lambda _: None)
+    texts = [text.tokens for text in known.finished()]
+    assert len(texts) > 18
+    for number, tokens in enumerate(texts):
+        first = begun.begun[number // 3 % 3]
+        assert tuple(tokens[: 2 + len(first)]) == (*TURNS.opening, *first)
+    free = {tuple(tokens[2:5]) for number, tokens in enumerate(texts) if number // 3 % 3 == 1}
+    assert len(free) > 1, "where nothing is said, the target begins as it likes"
