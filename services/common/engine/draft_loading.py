@@ -25,7 +25,7 @@ def is_draft(model: str) -> bool:
 
 
 def load_draft(options: LoadOptions, target_model: str = "") -> LoadedModel:
-    """Load a trained draft; of the target its embeddings and its head are kept, and the rest is let go of.
+    """Load a trained draft; of its target the embeddings and the head are read, and as little else as can be.
 
     Args:
         options: Name the draft's folder.
@@ -36,14 +36,15 @@ def load_draft(options: LoadOptions, target_model: str = "") -> LoadedModel:
     """
     folder = Path(options.model).expanduser()
     config = _config(folder)
-    target = load_causal(dataclasses.replace(options, model=target_model or _target_of(config)))
+    # One layer comes along: not every kind of model can be without.
+    target = load_causal(dataclasses.replace(options, model=target_model or _target_of(config)), depth=1)
     if target.tokenizer_fingerprint != config.tokenizer_fingerprint:
         raise ModelLoadError(
             f"{folder} is a draft for {config.target}: its tokenizer is {config.tokenizer_fingerprint[:12]}, "
             f"{target.model_id} has {target.tokenizer_fingerprint[:12]}"
         )
     try:
-        draft = DraftModel.load(folder, target.model)
+        draft = DraftModel.load(folder, target.model, target.config)
     except (OSError, KeyError, IndexError, ValueError, RuntimeError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ModelLoadError(

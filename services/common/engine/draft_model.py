@@ -21,6 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+from services.common.engine.model import keep_layers
+
 CONFIG_FILE = "draft_config.json"
 WEIGHTS_FILE = "draft.safetensors"
 
@@ -82,17 +84,24 @@ class DraftModel(nn.Module):
 
     head_ids: torch.Tensor
 
-    def __init__(self, config: DraftConfig, target: PreTrainedModel, head_ids: torch.Tensor) -> None:
-        """Start from the target's own layers.
+    def __init__(
+        self,
+        config: DraftConfig,
+        target: PreTrainedModel,
+        head_ids: torch.Tensor,
+        body: PreTrainedModel | None = None,
+    ) -> None:
+        """Start from the target's own layers, or from others.
 
         Args:
             config: What to make.
             target: The target; its embeddings and head are shared, not copied.
             head_ids: int64[head], ascending.
+            body: The layers and the final norm; None copies the target's.
         """
         super().__init__()
         self.config = config
-        self.body = _body(target, config.layers)
+        self.body = _copied_body(target, config.layers) if body is None else body
         hidden = target.config.get_text_config(decoder=True).hidden_size
         self.fuse: nn.Linear | None = None
         self.join: Join | None = None
@@ -139,10 +148,17 @@ class DraftModel(nn.Module):
         (folder / CONFIG_FILE).write_text(json.dumps(asdict(self.config), indent=2) + "\n")
 
     @classmethod
-    def load(cls, folder: Path, target: PreTrainedModel) -> DraftModel:
-        """Read a saved draft."""
-        weights = load_file(folder / WEIGHTS_FILE)
-        model = cls(DraftConfig.read(folder), target, weights["head_ids"].long())
+    def load(cls, folder: Path, target: PreTrainedModel, decoder: PreTrainedConfig | None = None) -> DraftModel:
+        """Read a saved draft.
+
+        Args:
+            folder: Where it was saved.
+            target: The target, or as much of it as has its embeddings and its head.
+            decoder: Configuration of the target's decoder with all of its layers; None where `target` has them all.
+        """
+        config, weights = DraftConfig.read(folder), load_file(folder / WEIGHTS_FILE)
+        body = _body(decoder or target.config.get_text_config(decoder=True), config.layers)
+        model = cls(config, target, weights["head_ids"].long(), body)
         model.load_state_dict(weights)
         return model
 
@@ -152,19 +168,22 @@ def default_feature_layers(target_layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, target_layers * part // 4) for part in (1, 2, 3, 4)}))
 
 
-def _body(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """Return the target's decoder with these of its layers, their weights copied."""
-    whole: Any = target.base_model
-    config: PreTrainedConfig = type(target.config.get_text_config(decoder=True)).from_dict(
-        target.config.get_text_config(decoder=True).to_dict()
-    )
-    config.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[layer] for layer in layers]
+def _body(decoder: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedModel:
+    """Return a decoder with these of its layers and without embeddings, its weights still to be filled in."""
+    config: PreTrainedConfig = type(decoder).from_dict(decoder.to_dict())
+    keep_layers(config, layers)
     config._attn_implementation = "sdpa"
     body: Any = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
     body.set_input_embeddings(nn.Identity())
-    path = _layers_path(whole, target.config.get_text_config(decoder=True).num_hidden_layers)
+    return body  # type: ignore[no-any-return]
+
+
+def _copied_body(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+    """Return the target's decoder with these of its layers, their weights copied."""
+    decoder = target.config.get_text_config(decoder=True)
+    body = _body(decoder, layers)
+    whole: Any = target.base_model
+    path = _layers_path(whole, decoder.num_hidden_layers)
     source = whole.state_dict()
     chosen = {}
     for name in body.state_dict():
@@ -174,7 +193,7 @@ def _body(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
         else:
             chosen[name] = source[name]
     body.load_state_dict(chosen)
-    return body  # type: ignore[no-any-return]
+    return body
 
 
 def layer_list(model: nn.Module, count: int) -> nn.ModuleList:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +50,7 @@ class LoadedModel:
 
     Attributes:
         model: In eval mode, its weights frozen.
-        config: Of the decoder.
+        config: Of the decoder, with all of its layers.
         forward_arguments: Names of the optional arguments that its forward takes.
         model_id: Folder name, hub id or file name.
         weights_hash: Of the weights after the cast to dtype.
@@ -87,8 +88,13 @@ class LoadedModel:
         return weight.device
 
 
-def load_model(options: LoadOptions) -> LoadedModel:
+def load_model(options: LoadOptions, depth: int | None = None) -> LoadedModel:
     """Load a model and its tokenizer.
+
+    Args:
+        options: Which, and how.
+        depth: Of its layers read only the first so many, for who wants what lies around them; of a GGUF file all are
+            read. None reads all.
 
     Raises:
         ModelLoadError: Files that are missing or wrong, or a kind of model that cannot be served.
@@ -102,8 +108,25 @@ def load_model(options: LoadOptions) -> LoadedModel:
         tokenizer = _attempt(options.model, "tokenizer", lambda: AutoTokenizer.from_pretrained(source, **files))
         if not tokenizer.is_fast:
             raise ModelLoadError(f"{options.model} has no fast tokenizer (tokenizer.json), which the coordinator needs")
-        model = _load_weights(options, source, files)
-    return _describe(options.model, source, files, model, tokenizer)
+        arguments: dict[str, Any] = {**files}
+        if depth is not None and not files:
+            arguments["config"] = _shallow(config, depth)
+        model = _load_weights(options, source, arguments)
+    decoder = (config if "config" in arguments else model.config).get_text_config(decoder=True)
+    return _describe(options.model, source, files, model, decoder, tokenizer)
+
+
+def keep_layers(config: PreTrainedConfig, layers: Sequence[int]) -> None:
+    """Make a decoder's configuration that of a model that has these of its layers alone."""
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+
+
+def _shallow(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
+    shallow = copy.deepcopy(config)
+    keep_layers(shallow.get_text_config(decoder=True), range(depth))
+    return shallow
 
 
 def _source(model: str) -> tuple[str, dict[str, str]]:
@@ -162,10 +185,9 @@ def _unsupported_layers(config: PreTrainedConfig) -> set[str]:
     return kinds | {type(layer).__name__ for layer in layers if type(layer) not in served}
 
 
-def _load_weights(options: LoadOptions, source: str, files: dict[str, str]) -> PreTrainedModel:
-    arguments: dict[str, Any] = {**files}
+def _load_weights(options: LoadOptions, source: str, arguments: dict[str, Any]) -> PreTrainedModel:
     if options.device_map is not None:
-        arguments["device_map"] = options.device_map
+        arguments = {**arguments, "device_map": options.device_map}
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
 
@@ -210,8 +232,9 @@ def _dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def _describe(name: str, source: str, files: dict[str, str], model: PreTrainedModel, tokenizer: Any) -> LoadedModel:
-    config = model.config.get_text_config(decoder=True)
+def _describe(
+    name: str, source: str, files: dict[str, str], model: PreTrainedModel, config: PreTrainedConfig, tokenizer: Any
+) -> LoadedModel:
     author_json = identity.generation_config_json(source, files)
     token_ids = identity.token_map(tokenizer)
     path = Path(source, files.get("gguf_file", "")).expanduser()

@@ -87,8 +87,12 @@ def _feature_layers(features: str, loaded: LoadedModel) -> tuple[int, ...]:
         raise StartupError(f"--features is {features!r}: must be auto, none, or numbers such as 7,15,22,30") from None
 
 
-def load_causal(options: LoadOptions) -> LoadedModel:
+def load_causal(options: LoadOptions, depth: int | None = None) -> LoadedModel:
     """Load a model, fetching the default one first where it is asked for by the name `default`.
+
+    Args:
+        options: Which, and how.
+        depth: See `load_model`.
 
     Raises:
         ModelFetchError: The default model could not be had.
@@ -98,7 +102,7 @@ def load_causal(options: LoadOptions) -> LoadedModel:
         folder = ensure_default_model(paceline_home(), log.info)
         options = dataclasses.replace(options, model=str(folder))
     log.info("loading %s", options.model)
-    loaded = load_model(options)
+    loaded = load_model(options, depth)
     log.info(
         "%s in %s on %s: %d ids, context %d",
         *(loaded.model_id, loaded.dtype, loaded.device, loaded.vocab_size, loaded.context_length),
