@@ -54,3 +54,47 @@ async def test_a_message_given_up_before_it_is_sent_ends_the_stream() -> None:
         with pytest.raises(StreamLostError, match="CANCELLED"):
             await stream.receive(30)
         await stream.close()
+
+
+class _Worker(grpc.GenericRpcHandler):
+    """Is silent, or busy with what it was asked; and knows how its streams ended."""
+
+    def __init__(self, *, busy: bool) -> None:
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.asked = asyncio.Event()
+        self._busy = busy
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            try:
+                async for _ in requests:
+                    self.asked.set()
+                    if self._busy:
+                        await asyncio.sleep(30)
+                    yield b""
+                self.ended.put_nowait("half-closed")
+            except asyncio.CancelledError:
+                self.ended.put_nowait("cancelled")
+                raise
+
+        return grpc.stream_stream_rpc_method_handler(answer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_worker_that_waits_is_told_the_end_and_one_at_work_is_cancelled(busy: bool) -> None:
+    server = grpc.aio.server()
+    worker = _Worker(busy=busy)
+    server.add_generic_rpc_handlers((worker,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = draft_pb2_grpc.DraftServiceStub(channel)
+        stream: Stream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse] = Stream(stub.Propose())
+        await stream.send(draft_pb2.ProposeRequest(), 30)
+        await asyncio.wait_for(worker.asked.wait(), 30)
+        if not busy:
+            await stream.receive(30)
+        await stream.close()
+        # While the channel is open: its end would end the stream too.
+        assert await asyncio.wait_for(worker.ended.get(), 20) == ("cancelled" if busy else "half-closed")
+    await server.stop(None)

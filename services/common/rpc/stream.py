@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, Generic, TypeVar
 
 import grpc
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+_END_S = 0.05
+_endings: set[asyncio.Task[None]] = set()
+"""A task that nobody refers to may be collected before it is done."""
 
 
 class StreamLostError(Exception):
@@ -77,9 +81,27 @@ class Stream(Generic[Request, Reply]):
         return None if self._replies.empty() else self._checked(self._replies.get_nowait())
 
     async def close(self) -> None:
-        """Cancel the call, which frees the session at the worker at once. Leaving it to be collected would not."""
-        self._call.cancel()
-        self._reader.cancel()
+        """End the session at the worker: at once, or in 50 ms where it is at work for it. Returns before that.
+
+        Leaving the call to be collected would free nothing. Cancelling it at once would, but of each call that is
+        cancelled while its server reads from it gRPC keeps some 120 bytes for ever there (grpcio 1.85).
+        """
+        if self._reader.done():
+            self._call.cancel()
+            return
+        ending = asyncio.create_task(self._end())
+        _endings.add(ending)
+        ending.add_done_callback(_endings.discard)
+
+    async def _end(self) -> None:
+        try:
+            with contextlib.suppress(TimeoutError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                async with asyncio.timeout(_END_S):
+                    await self._call.done_writing()
+                    await asyncio.wait({self._reader})
+        finally:
+            self._call.cancel()
+            self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
 
     def _checked(self, reply: Reply | StreamLostError) -> Reply:
