@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
@@ -29,24 +29,44 @@ _PRIOR_WEIGHT: Final = 10.0
 _MEMORY: Final = 2000.0
 
 
-class _Rate:
-    """How often something came true, of late."""
+class Rate:
+    """How often something came true, of late.
 
-    def __init__(self, prior: float) -> None:
+    Attributes:
+        value: The share of times that it did.
+    """
+
+    def __init__(self, prior: float, weight: float = _PRIOR_WEIGHT, memory: float = _MEMORY) -> None:
+        """Begin with a guess.
+
+        Args:
+            prior: The share.
+            weight: Times that it is known as from.
+            memory: Times that are remembered.
+        """
         self.value = prior
-        self._seen = _PRIOR_WEIGHT
+        self._seen = weight
+        self._memory = memory
 
     def observe(self, true: bool) -> None:
-        self._seen = min(self._seen + 1, _MEMORY)
+        """Learn that it came true, or did not."""
+        self._seen = min(self._seen + 1, self._memory)
         self.value += (true - self.value) / self._seen
+
+
+class Learner(Protocol):
+    """What learns from the fates of drafts."""
+
+    def observe(self, probability: float, kept: bool) -> None:
+        """Learn what became of a draft that was tested."""
 
 
 class Calibration:
     """How often drafts are kept: in all, and by the probability that the model gave them."""
 
     def __init__(self) -> None:
-        self._all = _Rate(_PRIOR_ALPHA)
-        self._classes = [_Rate(prior) for prior in _PRIOR]
+        self._all = Rate(_PRIOR_ALPHA)
+        self._classes = [Rate(prior) for prior in _PRIOR]
 
     @property
     def alpha(self) -> float:
@@ -79,8 +99,8 @@ class Fates:
     pass, while drafting runs ahead of it; of those before the last request's the pass is over.
     """
 
-    def __init__(self, calibration: Calibration) -> None:
-        self._calibration = calibration
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
         self._waiting: list[Guess] = []
         self._earlier = 0
 
@@ -94,10 +114,10 @@ class Fates:
         rejected = next((i for i, g in enumerate(waiting) if not _stands(g, base_length, tokens)), len(waiting))
         is_over = rejected < len(waiting) or bool(waiting and end > waiting[-1].position + 1)
         for guess in waiting[: rejected if is_over else self._earlier]:
-            self._calibration.observe(guess.probability, kept=True)
+            self._learner.observe(guess.probability, kept=True)
         # A text that ends before a draft's place says nothing of it.
         if rejected < len(waiting) and waiting[rejected].position < end:
-            self._calibration.observe(waiting[rejected].probability, kept=False)
+            self._learner.observe(waiting[rejected].probability, kept=False)
         self._waiting = [] if is_over else waiting[self._earlier :]
         self._earlier = len(self._waiting)
 
