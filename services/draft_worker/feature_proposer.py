@@ -22,6 +22,7 @@ from services.common.specdec.types import MAX_FEATURE_BYTES, Draft
 from services.draft_worker.confidence import Calibration
 from services.draft_worker.model_proposer import ModelProposeSession
 from services.draft_worker.proposer import Features, ProposalRequest, SessionRequest
+from services.draft_worker.soundness import Soundness
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
 
 
@@ -46,6 +47,7 @@ class FeatureProposer:
         self._ids = head_ids
         self._truncation = truncation
         self._calibrations = Calibration(), Calibration()
+        self._soundness = Soundness()
 
     async def open(self, request: SessionRequest) -> FeatureProposeSession:
         """Open a session and reserve its KV cache: for the window, and for what may follow.
@@ -57,7 +59,7 @@ class FeatureProposer:
         capacity = min(request.prompt_length, self._window) + request.max_new_tokens + 1
         model = await self._engine.open(max(1, min(capacity, self._engine.context_length)))
         calibration = self._calibrations[request.params.temperature == 0]
-        drafting = ModelProposeSession(model, request, self._truncation, calibration, self._ids)
+        drafting = ModelProposeSession(model, request, self._truncation, calibration, self._soundness, self._ids)
         return FeatureProposeSession(drafting, self._width, model.capacity - 1, request.most_tokens)
 
 

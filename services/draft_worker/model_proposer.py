@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
@@ -21,9 +20,8 @@ from services.common.specdec.sampling import sample
 from services.common.specdec.types import Draft, Row, VerificationMode
 from services.draft_worker.confidence import Calibration, EarlyStop, Fates
 from services.draft_worker.proposer import ProposalRequest, SessionRequest
+from services.draft_worker.soundness import Soundness
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
-
-_log = logging.getLogger(__name__)
 
 
 class ModelProposer:
@@ -42,6 +40,7 @@ class ModelProposer:
         self._ids = head_ids
         # What is kept at temperature 0 is another matter.
         self._calibrations = Calibration(), Calibration()
+        self._soundness = Soundness()
 
     async def open(self, request: SessionRequest) -> ModelProposeSession:
         """Open a session and reserve its KV cache, for as much of the text as fits in this model's context.
@@ -52,7 +51,7 @@ class ModelProposer:
         capacity = max(1, min(request.most_tokens, self._engine.context_length))
         model = await self._engine.open(capacity)
         calibration = self._calibrations[request.params.temperature == 0]
-        return ModelProposeSession(model, request, self._truncation, calibration, self._ids)
+        return ModelProposeSession(model, request, self._truncation, calibration, self._soundness, self._ids)
 
 
 class ModelProposeSession:
@@ -68,6 +67,7 @@ class ModelProposeSession:
         opened: SessionRequest,
         truncation: Truncation,
         calibration: Calibration,
+        soundness: Soundness,
         head_ids: Ids | None = None,
     ) -> None:
         self.timing = PassTiming()
@@ -78,6 +78,7 @@ class ModelProposeSession:
         self._rule = opened.rule
         self._ids = head_ids
         self._calibration = calibration
+        self._soundness = soundness
         self._fates = Fates(calibration)
 
     async def propose(
@@ -111,8 +112,9 @@ class ModelProposeSession:
             """Sample the next token; None where the row is no distribution."""
             nonlocal offset
             (q,) = distributions(logits, self._params)
-            if is_bad(q):
-                _log.warning("the draft's logits are not finite after %d tokens", length + offset)
+            broken = is_bad(q)
+            self._soundness.judge(broken, origin + length + offset)
+            if broken:
                 self._model.distrust()
                 return None, None
             q = self._truncation.cut(q)

@@ -250,6 +250,12 @@ async def test_a_broken_model_proposes_nothing(
     engine = await start_engine(broken)
     with torch.no_grad():
         broken.model.model.norm.weight.fill_(float("nan"))
-    session = await ModelProposer(engine).open(SessionRequest(PLAIN, 1, 20, 20))
-    assert await propose(session, 0, 0, PROMPT, gamma=4) == []
-    assert "not finite after 20 tokens" in caplog.text
+    proposer = ModelProposer(engine)
+    for _ in range(2):
+        session = await proposer.open(SessionRequest(PLAIN, 1, 20, 20))
+        for round_index in range(3):
+            assert await propose(session, round_index, 0, PROMPT, gamma=4) == []
+    assert caplog.text.count("not finite after 20 tokens") == 1, "told once, not in each round and session"
+    with torch.no_grad():
+        broken.model.model.norm.weight.fill_(1.0)
+    assert len(await propose(session, 3, 0, PROMPT, gamma=4)) == 4
