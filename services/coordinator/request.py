@@ -11,7 +11,7 @@ from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import worker_pb2
 from services.common.rpc.codec import decode_sampling, decode_verification
 from services.common.specdec.errors import InvalidFieldError
-from services.common.specdec.types import MAX_GAMMA, SamplingParams, VerificationMode
+from services.common.specdec.types import MAX_FEATURE_BYTES, MAX_GAMMA, SamplingParams, VerificationMode
 from services.coordinator.answer import StopRules
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.text import TextCodec
@@ -21,7 +21,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
 _NO_LIMIT = 2**31 - 1
-# Of a worker's message, for what is not rows.
+# Of a worker's message, for what is neither rows nor hidden states.
 _ROOM_BYTES = 2**16
 _ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
 
@@ -91,9 +91,7 @@ def plan(request: pb.GenerateRequest, request_id: str, target: Target, settings:
         params=decode_sampling(request.sampling, target.defaults),
         seed=request.seed if seeded else secrets.randbits(64),
         max_tokens=_max_tokens(request, len(prompt), target.context_length, settings.default_max_tokens),
-        gamma=_gamma(
-            request, target.info.vocab_size, settings, settings.max_gamma if adaptive else settings.default_gamma
-        ),
+        gamma=_gamma(request, target.info, settings, settings.max_gamma if adaptive else settings.default_gamma),
         stop=_stop_rules(request.stop, target.info),
         vocab_size=target.info.vocab_size,
         verification=verification,
@@ -102,20 +100,28 @@ def plan(request: pb.GenerateRequest, request_id: str, target: Target, settings:
     )
 
 
-def whole_rows(vocab_size: int, message_mib: int) -> int:
-    """Return how many whole rows a message has room for."""
-    return (message_mib * 2**20 - _ROOM_BYTES) // (4 * vocab_size)
+def feature_room(message_mib: int) -> int:
+    """Return how many bytes of hidden states there may be in a message: a quarter, the rest is for rows."""
+    return min(MAX_FEATURE_BYTES, message_mib * 2**20 // 4)
 
 
-def _gamma(request: pb.GenerateRequest, vocab_size: int, settings: CoordinatorSettings, default: int) -> int:
+def whole_rows(target: worker_pb2.ModelInfo, message_mib: int) -> int:
+    """Return how many whole rows a message has room for, beside the hidden states that may come with them."""
+    states = feature_room(message_mib) if target.features.width else 0
+    return (message_mib * 2**20 - _ROOM_BYTES - states) // (4 * target.vocab_size)
+
+
+def _gamma(
+    request: pb.GenerateRequest, target: worker_pb2.ModelInfo, settings: CoordinatorSettings, default: int
+) -> int:
     # A reply with more dense rows than fit in a message would look like a lost target, again and again.
-    fit = MAX_GAMMA if settings.partial_rows else max(0, whole_rows(vocab_size, settings.max_message_mib) - 1)
+    fit = MAX_GAMMA if settings.partial_rows else max(0, whole_rows(target, settings.max_message_mib) - 1)
     if not request.HasField("gamma"):
         return min(default, fit)
     if not 0 <= request.gamma <= settings.max_gamma:
         raise InvalidFieldError("gamma", request.gamma, f"0 to {settings.max_gamma} (--max-gamma)")
     if request.gamma > fit:
-        held = f"what {settings.max_message_mib} MiB (--max-message-mib) hold of rows of {vocab_size} ids"
+        held = f"what {settings.max_message_mib} MiB (--max-message-mib) hold of rows of {target.vocab_size} ids"
         raise InvalidFieldError("gamma", request.gamma, f"at most {fit}, {held}")
     return request.gamma
 

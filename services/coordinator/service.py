@@ -27,7 +27,7 @@ from services.coordinator.loop import Rounds
 from services.coordinator.observe import Estimate, Instruments, RequestObserver, tracer
 from services.coordinator.overlap import FixedOverlap, overlap_policy
 from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError
-from services.coordinator.request import Target, check_request_id, plan, whole_rows
+from services.coordinator.request import Target, check_request_id, feature_room, plan, whole_rows
 from services.coordinator.stats import speculation_stats
 from services.coordinator.types import Plan, Round
 from services.coordinator.workers import Workers
@@ -119,7 +119,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             on_lost=lambda: self._lost("target"),
             is_current=lambda: self._workers.serves(target),
             heads=self._heads,
-            whole_rows=whole_rows(todo.vocab_size, self._settings.max_message_mib),
+            whole_rows=whole_rows(target.info, self._settings.max_message_mib),
             features=features,
         )
         drafter: DraftSession | None = None
@@ -148,8 +148,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Return what takes hidden states to the draft; without drafts nobody needs them."""
         if not todo.gamma:
             return None
-        message_bytes = self._settings.max_message_mib * 2**20
-        return FeatureRelay(lambda: self._workers.draft, target.info.features, message_bytes)
+        room = feature_room(self._settings.max_message_mib)
+        return FeatureRelay(lambda: self._workers.draft, target.info.features, room)
 
     def _gamma(self, todo: Plan) -> GammaPolicy:
         """Return what chooses gamma; requests whose rows and drafts are alike learn together."""

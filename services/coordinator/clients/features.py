@@ -30,19 +30,19 @@ class FeatureRelay:
         self,
         info: Callable[[], worker_pb2.ModelInfo | None],
         kept: worker_pb2.FeatureSpec,
-        message_bytes: int = 4 * MAX_FEATURE_BYTES,
+        most_bytes: int = MAX_FEATURE_BYTES,
     ) -> None:
         """Hold nothing yet.
 
         Args:
             info: Tells which draft fits the target that new requests get, None while none does.
             kept: The states of this request's target, which may be an older one.
-            message_bytes: Largest message; states share it with rows, and take a quarter at most.
+            most_bytes: Of states in a message.
         """
         self.known_end: int | None = None
         self._info = info
         self._kept = kept
-        self._most_bytes = min(MAX_FEATURE_BYTES, message_bytes // 4)
+        self._most_bytes = most_bytes
         self._start = 0
         self._data = bytearray()
 
