@@ -16,6 +16,7 @@ from services.common.engine.engine import Engine
 from services.common.engine.model import LoadedModel, LoadOptions
 from services.common.engine.served_draft import ServedDraft
 from services.common.engine.worker import load_causal
+from services.common.specdec.errors import StartupError
 from services.common.specdec.types import MAX_FEATURE_BYTES, MAX_GAMMA
 from services.draft_worker.config import DraftSettings
 from services.draft_worker.feature_proposer import FeatureProposer
@@ -25,6 +26,9 @@ from services.draft_worker.truncation import Truncation
 
 DEFAULT_DRAFT: Final = Path(__file__).with_name("drafts") / NAME
 """The trained draft of the default target, which is part of this package."""
+
+_LEAST_ANSWER: Final = 256
+"""Tokens that a session has room for beside the window that it looks back on, at least."""
 
 
 def load(settings: DraftSettings) -> Callable[[LoadOptions], LoadedModel]:
@@ -46,7 +50,11 @@ def features_of(loaded: LoadedModel) -> worker_pb2.FeatureSpec | None:
 
 
 def proposer_of(settings: DraftSettings, loaded: LoadedModel, engine: Engine) -> Proposer:
-    """Return the drafter that an engine's model makes."""
+    """Return the drafter that an engine's model makes.
+
+    Raises:
+        StartupError: The pool holds less than a draft that is fed with hidden states looks back on.
+    """
     truncation = Truncation(settings.draft_top_k, settings.draft_top_p)
     if not isinstance(loaded.model, ServedDraft):
         return ModelProposer(engine, truncation)
@@ -54,4 +62,15 @@ def proposer_of(settings: DraftSettings, loaded: LoadedModel, engine: Engine) ->
     features = features_of(loaded)
     if features is None:
         return ModelProposer(engine, truncation, ids)
+    _check_room(settings, loaded, engine, features.window)
     return FeatureProposer(engine, features.window, features.width, ids, truncation)
+
+
+def _check_room(settings: DraftSettings, loaded: LoadedModel, engine: Engine, window: int) -> None:
+    # In less room the states of a window would be refused, in every round: the draft would be of no use, at full cost.
+    least = min(window + _LEAST_ANSWER, loaded.context_length or window + _LEAST_ANSWER)
+    if engine.context_length < least:
+        raise StartupError(
+            f"--kv-cache-memory is {settings.kv_cache_memory}: it holds {engine.context_length} tokens, must hold at "
+            f"least {least} for a draft that looks back on {window}"
+        )

@@ -13,12 +13,12 @@ import torch
 from services.common.engine.draft_loading import load_draft
 from services.common.engine.model import LoadOptions
 from services.common.engine.scheduler import PassLimits
-from services.common.specdec.errors import InvalidFieldError, UnknownPrefixError
+from services.common.specdec.errors import InvalidFieldError, StartupError, UnknownPrefixError
 from services.common.specdec.types import Draft, SamplingParams
 from services.draft_worker.config import DraftSettings
 from services.draft_worker.feature_proposer import FeatureProposer
 from services.draft_worker.models import proposer_of
-from services.draft_worker.proposer import Features, ProposalRequest, ProposeSession, SessionRequest
+from services.draft_worker.proposer import Features, ProposalRequest, Proposer, ProposeSession, SessionRequest
 from tests.support.drafts import Trained, feature_bytes, make_tiny_draft
 from tests.support.engines import StartEngine, random_tokens
 from tests.support.models import ARCHITECTURES, make_tiny, make_tiny_llama
@@ -235,3 +235,27 @@ async def test_a_text_longer_than_was_reserved_is_refused(draft: Path, start_eng
     assert await propose(session, 0, 0, [1] * 30, 0) == []
     with pytest.raises(InvalidFieldError, match="base_length \\+ tokens is 31: must be at most 30"):
         await propose(session, 1, 30, [1], 0)
+
+
+async def test_a_pool_smaller_than_the_window_is_refused_at_start(
+    target: Path, tmp_path: Path, start_engine: StartEngine
+) -> None:
+    """Its sessions could not take the window's states in, and would be lost in every round."""
+    folder = make_tiny_draft(tmp_path / "draft", target, window=100)
+
+    async def of(tokens: int) -> Proposer:
+        # A token takes 2 x 2 x 8 numbers of keys and values, and 32 of its state.
+        memory = str(tokens * 256)
+        settings = DraftSettings(drafter="model", model=str(folder), kv_cache_memory=memory, draft_top_k=0)
+        loaded = load_draft(LoadOptions(str(folder), dtype="float32", device="cpu", threads=1))
+        return proposer_of(settings, loaded, await start_engine(loaded, kv_cache_memory=memory))
+
+    with pytest.raises(StartupError, match="holds 355 tokens, must hold at least 356 for a draft that looks back on 1"):
+        await of(355)
+    proposer = await of(356)
+    trained, text = Trained(folder, target), random_tokens(random.Random(9), 400)
+    # The window of a long prompt, then as many tokens of an answer as a session has room for at least.
+    session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 300))
+    assert len(await propose(session, 0, 0, text, 4, told(trained, text, 300, 399))) == 4
+    text += random_tokens(random.Random(10), 250)
+    assert len(await propose(session, 1, 400, text[400:], 4, told(trained, text, 399, 649))) == 4
