@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import random
@@ -14,7 +15,11 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from services.common.engine import compiled
 from services.common.engine.compiled import MOST_TOKENS, CompiledForward
+from services.common.engine.draft_loading import load_draft
+from services.common.engine.model import LoadOptions
 from services.common.engine.runner import Feed, ModelRunner
+from services.common.engine.served_draft import Given, ServedDraft
+from tests.support.drafts import make_tiny_draft
 from tests.support.engines import Library, StartEngine, assert_close, evaluate, load, random_tokens, runner_of
 from tests.support.models import ARCHITECTURES, make_tiny
 
@@ -108,6 +113,42 @@ def test_other_architectures(tmp_path: Path, cache: None, name: str) -> None:
     runner.prepare(_SIZE)
     runner.compile()
     assert runner.compiled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature_layers", [(1, 2), ()], ids=["fed", "tokens"])
+def test_a_trained_draft(llama_folder: Path, tmp_path: Path, cache: None, feature_layers: tuple[int, ...]) -> None:
+    """Its states are those of each pass: given, its own, and of other places than when it was compiled."""
+    folder = make_tiny_draft(tmp_path / "draft", llama_folder, layers=(0, 1), feature_layers=feature_layers, window=20)
+    options = LoadOptions(str(folder), dtype="float32", device="cpu", threads=1)
+    models = [load_draft(options) for _ in range(2)]
+    eager, compiled_one = (ModelRunner(loaded) for loaded in models)
+    for runner in (eager, compiled_one):
+        runner.prepare(_SIZE)
+    compiled_one.compile()
+    assert compiled_one.compiled
+    source = torch.Generator().manual_seed(3)
+    # Each of them twice: with the target's states, where it takes any, and from its own.
+    for feeds in [*passes(), *passes()]:
+        if feature_layers and feeds[0].position % 2 == 0:
+            feeds = [_given(feed, source) for feed in feeds]
+        for ours, theirs, feed in zip(run(compiled_one, feeds), run(eager, feeds), feeds, strict=True):
+            assert len(ours) == feed.rows
+            if feed.rows:
+                assert_close(ours, theirs)
+    if feature_layers:
+        kept = [model.model._states for model in models if isinstance(model.model, ServedDraft)]
+        assert kept[0] is not None
+        assert kept[1] is not None
+        assert_close(kept[1][:_SIZE], kept[0][:_SIZE])
+        assert kept[0][:_SIZE].count_nonzero() > 0
+
+
+def _given(feed: Feed, source: torch.Generator) -> Feed:
+    """Let a draft be told of the state after each of a feed's tokens but the last."""
+    count = len(feed.tokens) - 1
+    states = torch.randn((count, 64), generator=source).to(torch.bfloat16)
+    return dataclasses.replace(feed, given=Given(feed.position, states)) if count else feed
 
 
 @pytest.mark.slow

@@ -6,10 +6,11 @@ the target's states f have come, else a_(i-1), its own after the token before. A
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -59,6 +60,48 @@ class Fed(Protocol):
     @property
     def given(self) -> Given | None:
         """What is known of the target's states now."""
+
+
+class Output(NamedTuple):
+    """What a forward returns.
+
+    Attributes:
+        logits: [1, rows, head].
+    """
+
+    logits: torch.Tensor
+
+
+class _Running(threading.local):
+    """The draft whose pass this thread runs."""
+
+    draft: ServedDraft
+
+
+# States are of the pass that runs, not of the one that was traced: a compiled forward asks for them by operators.
+_running = _Running()
+_library: Any = torch.library.Library("paceline_draft", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("recall(Tensor ids, Tensor like) -> Tensor")
+_library.define("note(Tensor own) -> Tensor")
+
+
+def _recall(ids: torch.Tensor, _like: torch.Tensor) -> torch.Tensor:
+    """Return the state before each token; an operator."""
+    return _running.draft.recall(ids)
+
+
+def _recall_shape(ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty((*ids.shape, like.shape[-1]))
+
+
+def _note(own: torch.Tensor) -> torch.Tensor:
+    """Keep the draft's own states; an operator, its result used so that it is not left out."""
+    return _running.draft.note(own).clone()
+
+
+for _operator, _run, _shape in (("recall", _recall, _recall_shape), ("note", _note, torch.empty_like)):
+    _library.impl(_operator, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"paceline_draft::{_operator}", _shape, lib=_library)
 
 
 class ServedDraft(nn.Module):
@@ -115,6 +158,7 @@ class ServedDraft(nn.Module):
         """Take in what is known of the target's states, and find the places of the next pass."""
         if self._states is None:
             return
+        _running.draft = self
         nowhere, zero = len(self._states) - 2, len(self._states) - 1
         read: list[int] = []
         write: list[int] = []
@@ -137,8 +181,8 @@ class ServedDraft(nn.Module):
         cache: Any = None,
         logits_to_keep: torch.Tensor | None = None,
         **kwargs: Any,
-    ) -> SimpleNamespace:
-        """Return `logits`, [1, rows, head]; before `allocate` all states are zero.
+    ) -> Output:
+        """Return the logits; before `allocate` all states are zero.
 
         Args:
             input_ids: [1, tokens].
@@ -147,23 +191,32 @@ class ServedDraft(nn.Module):
             logits_to_keep: Rows that are wanted; None wants all.
             kwargs: For the layers.
         """
+        traced = torch.compiler.is_compiling()
         states: torch.Tensor | None = None
         if self.feature_width:
-            known = self._states
-            states = (
-                known[self._read].unsqueeze(0)
-                if known is not None
-                else torch.zeros((*input_ids.shape, self._hidden), dtype=self.dtype, device=input_ids.device)
-            )
+            states = torch.ops.paceline_draft.recall(input_ids, self.draft.head) if traced else self.recall(input_ids)
         embedded = self.draft.embed(input_ids, states)
         own: torch.Tensor = self.draft.body(
             inputs_embeds=embedded, position_ids=position_ids, cache=cache, **kwargs
         ).last_hidden_state
         if logits_to_keep is not None:
             own = own[:, logits_to_keep]
-            if self._states is not None:
-                self._states.index_copy_(0, self._write, own[0])
-        return SimpleNamespace(logits=self._head(own))
+            if self.feature_width:
+                own = torch.ops.paceline_draft.note(own) if traced else self.note(own)
+        return Output(self._head(own))
+
+    def recall(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the state before each token of the pass: [1, tokens, hidden]."""
+        if self._states is None:
+            return torch.zeros((*input_ids.shape, self._hidden), dtype=self.dtype, device=input_ids.device)
+        return self._states[self._read].unsqueeze(0)
+
+    def note(self, own: torch.Tensor) -> torch.Tensor:
+        """Keep the draft's own states after the rows of the pass, [1, rows, hidden]; return them."""
+        if self._states is not None:
+            # A compiled pass has the last row twice where it is the only one.
+            self._states.index_copy_(0, self._write, own[0, : len(self._write)])
+        return own
 
     def _take_in(self, start: int, given: Given) -> None:
         assert self._states is not None
