@@ -32,7 +32,9 @@ class Fed:
         self.target: Service = processes.target("--model", str(models / "target"), *TARGET, *target)
         self.draft: Service = processes.draft("--drafter", "model", "--model", str(draft), *TARGET)
         self.coordinator: Coordinator = processes.coordinator(
-            self.target, self.draft, "--overlap", "off", wait_for_draft=False
+            # A target starts in seconds, on a machine that is busy in half a minute.
+            *(self.target, self.draft, "--overlap", "off", "--target-retry-s", "200"),
+            wait_for_draft=False,
         )
 
     def disturbed(self, disturb: Callable[[], None]) -> Reply:
