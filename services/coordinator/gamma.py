@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from services.coordinator.costs import Price, RoundCosts
-from services.coordinator.keeping import KeepRates, SessionShift
+import numpy as np
+
+from services.coordinator.costs import RoundCosts
+from services.coordinator.keeping import Floats, KeepRates, SessionKeeping
 from services.coordinator.types import Round
 
 # What is asked for before anything is known.
-_FIRST = 4
-# Share of the time that may be lost to rounds run only to learn: by a request about its drafts, by all about costs.
-_OWN_SHARE = 0.015
-_SERVICE_SHARE = 0.005
-# Rounds between two of them.
-_OWN_PAUSE = 4
-_SERVICE_PAUSE = 6
-# The same at a load that has been measured in few passes.
-_NEW_LOAD, _NEW_LOAD_PAUSE = 12, 1
+_FIRST = 1
+# Share of the time that may be lost to rounds run only to learn.
+_SHARE = 0.01
+# Rounds for which a gain is counted when it is decided whether to look for it.
+_HORIZON = 2.0
+# Rounds between two that are run to learn what they cost; and of how many standard deviations that may be less.
+_PAUSE = 6
+_DOUBT = 2.0
+# It is never less than this share of what is thought.
+_LEAST_SHARE = 0.5
 
 
 class GammaPolicy(Protocol):
@@ -51,22 +54,27 @@ class FixedGamma:
 
 
 class Options(NamedTuple):
-    """What each gamma promises, from 0 on."""
+    """What each gamma promises, from 0 on.
 
-    tokens: list[float]
-    seconds: list[float]
+    Attributes:
+        tokens: float64[gammas].
+        seconds: float64[gammas].
+    """
+
+    tokens: Floats
+    seconds: Floats
+
+    def best(self, first: int = 0) -> int:
+        """Return the gamma from `first` on with most tokens a second."""
+        return first + int((self.tokens[first:] / self.seconds[first:]).argmax())
 
     def pace(self, gamma: int) -> float:
         """Return tokens a second."""
-        return self.tokens[gamma] / self.seconds[gamma]
-
-    def best(self, first: int = 0) -> int:
-        """Return the gamma from `first` on with the best pace."""
-        return max(range(first, len(self.tokens)), key=self.pace)
+        return float(self.tokens[gamma] / self.seconds[gamma])
 
     def loss_s(self, gamma: int, best: int) -> float:
         """Return the time that a round loses with a gamma that is not the best."""
-        return self.seconds[gamma] - self.tokens[gamma] / self.pace(best)
+        return float(self.seconds[gamma]) - float(self.tokens[gamma]) / self.pace(best)
 
 
 class Speculation:
@@ -80,63 +88,79 @@ class Speculation:
 
     def __init__(self, max_gamma: int) -> None:
         self.max_gamma = max_gamma
-        self.costs = RoundCosts()
+        self.costs = RoundCosts(max_gamma)
         self.rates = KeepRates(max_gamma)
         self._credit_s = 0.0
-        self._load = 0
         self._rounds = 0
         self._probed = 0
-        self._last = [-(10**6)] * (max_gamma + 1)
+        # What is tried, until when; how many have yet to, and what time its tokens are worth.
         self._probe, self._probe_until = 0, 0
+        self._owing, self._worth_s = 0, 0.0
 
     def observe(self, done: Round, *, asked: bool) -> None:
         """Learn from a round of any request."""
         self._rounds += 1
-        self._last[min(done.gamma, self.max_gamma)] = self._rounds
         self.costs.observe(done, asked=asked)
-        if asked:
-            self.rates.observe(done.gamma, done.proposed, done.decision.accepted)
-        self._credit_s += _SERVICE_SHARE * done.total_s
-        if self.costs.load != self._load:
-            # Under another load everything may cost otherwise: a round's time to find out.
-            self._load = self.costs.load
-            self._credit_s += done.total_s * self.costs.sessions
+        self._credit_s += _SHARE * done.total_s
+        if self._owing and done.gamma == self._probe:
+            self._owing -= 1
+            # Not what this one took: it may have met with an accident.
+            price = self.costs.price()
+            took_s = price.by_drafts[min(done.proposed, self.max_gamma)] if done.gamma else price.alone_s
+            self._credit_s -= max(0.0, float(took_s) - self._worth_s)
 
-    def probe(self, options: Options, best: int) -> int | None:
-        """Return another gamma to try, to know what it costs; None for none now.
+    def probe(self, options: Options, best: int, gain_s: float = 0.0) -> int:
+        """Return the gamma to take: the best, or now and then another, to know what it costs and brings.
 
-        All sessions that share a pass try it together: what one alone brings hardly changes the pass.
+        All sessions that share a pass try another together: what one alone brings hardly changes the pass.
+
+        Args:
+            options: What is expected.
+            best: The best of them.
+            gain_s: What a round may gain by drafts, by what is believed; of a request whose best is 0.
         """
         sessions = self.costs.sessions
         if self._rounds < self._probe_until:
-            return self._probe if self._probe < len(options.tokens) else None
-        pause = _SERVICE_PAUSE if self.costs.measured > _NEW_LOAD else _NEW_LOAD_PAUSE
-        if self._rounds - self._probed < pause * sessions:
-            return None
-        others = {0, best // 2, best + 2} - {best}
-        gamma = min((g for g in others if g < len(options.tokens)), key=lambda g: self._last[g], default=best)
-        loss_s = options.loss_s(gamma, best) * sessions
-        if gamma == best or loss_s > self._credit_s:
-            return None
-        self._credit_s -= loss_s
+            return min(self._probe, len(options.tokens) - 1)
+        waited = self._rounds - self._probed >= _PAUSE * sessions
+        if best and not waited:
+            return best
+        may_lose_s = _HORIZON * gain_s + (self._credit_s if waited else min(0.0, self._credit_s))
+        hopeful = self._hopeful(options) if waited else options
+        if best:
+            # Looked for once in a while, found or not.
+            self._probed = self._rounds
+            gamma = hopeful.best()
+            loss_s = options.loss_s(gamma, best)
+        else:
+            gamma = options.best(1)
+            loss_s = hopeful.loss_s(gamma, 0)
+        if gamma == best or loss_s * sessions > may_lose_s:
+            return best
         self._probed = self._rounds
         self._probe, self._probe_until = gamma, self._rounds + sessions
+        self._owing, self._worth_s = sessions, float(options.tokens[gamma]) / options.pace(best)
         return gamma
+
+    def _hopeful(self, options: Options) -> Options:
+        """Return them with each taking as much less as may be, for all that is known."""
+        least_s = options.seconds - _DOUBT * self.costs.doubt_s()[: len(options.seconds)]
+        np.maximum(least_s, _LEAST_SHARE * options.seconds, out=least_s)
+        # More drafts never take less.
+        np.maximum.accumulate(least_s[1:], out=least_s[1:])
+        return options._replace(seconds=least_s)
 
 
 class AdaptiveGamma:
     """The gamma that promises most tokens a second, E[tokens | gamma] / seconds(gamma), chosen anew for each round.
 
     Where 0 is the best, drafts are tried again now and then, so that a text that becomes easier is noticed: as often as
-    costs no more than 1.5% of the time.
+    costs no more than 1% of the time.
     """
 
     def __init__(self, speculation: Speculation) -> None:
         self._speculation = speculation
-        self._shift = SessionShift(speculation.rates)
-        self._credit_s = 0.0
-        self._untested = 0
-        self._try_again = False
+        self._keeping = SessionKeeping(speculation.rates)
         self._stop_below = 0.0
 
     @property
@@ -152,48 +176,18 @@ class AdaptiveGamma:
         if not self._speculation.costs.is_known:
             return min(_FIRST, limit)
         price = self._speculation.costs.price()
-        options = self._options(limit, price)
+        rates = self._speculation.rates
+        seconds = rates.seconds(price.by_drafts[: limit + 1])
+        seconds[0] = price.alone_s
+        options = Options(self._keeping.reach[: limit + 1].cumsum(), seconds)
         best = options.best()
         self._stop_below = min(1.0, options.pace(best) * price.draft_s)
-        if best == 0:
-            return self._own_probe(options)
-        other = self._speculation.probe(options, best)
-        return best if other is None else other
+        gain_s = 0.0 if best else self._keeping.gain(seconds) * price.alone_s
+        return self._speculation.probe(options, best, gain_s)
 
     def observe(self, done: Round) -> None:
         """Learn from a round that is over."""
         # A drafter that is absent or busy refuses at once: that says nothing of drafts, and costs nothing to try again.
         asked = done.gamma > 0 and not (done.degraded and not done.proposed and not done.draft.elapsed_s)
         self._speculation.observe(done, asked=asked)
-        self._credit_s += _OWN_SHARE * done.total_s
-        if asked:
-            self._shift.observe(done.gamma, done.decision.accepted)
-            self._untested = 0
-            self._try_again = done.decision.accepted >= done.gamma
-        else:
-            self._untested += 1
-
-    def _options(self, limit: int, price: Price) -> Options:
-        came, kept = self._speculation.rates.came, self._shift.rates()
-        tokens, seconds = [1.0], [price.alone_s]
-        expected, reached, drafts, coming = 1.0, 1.0, 0.0, 1.0
-        asked_s = price.asked_s + (1 - came[0]) * price.without_s
-        for i in range(limit):
-            coming *= came[i]
-            drafts += coming
-            reached *= kept[i]
-            expected += reached
-            tokens.append(expected)
-            seconds.append(asked_s + drafts * price.draft_s)
-        return Options(tokens, seconds)
-
-    def _own_probe(self, options: Options) -> int:
-        """Return 0, or the least costly other gamma where it is time to test drafts again."""
-        gamma = options.best(1)
-        # All that share the pass wait for it.
-        loss_s = options.loss_s(gamma, 0) * self._speculation.costs.sessions
-        if not self._try_again and (self._untested < _OWN_PAUSE or loss_s > self._credit_s):
-            return 0
-        self._try_again = False
-        self._credit_s -= loss_s
-        return gamma
+        self._keeping.observe(done.gamma if asked else 0, done.proposed, done.decision.accepted)

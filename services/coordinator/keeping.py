@@ -1,167 +1,165 @@
 """How many drafts a round keeps, learned from those that were tested.
 
-    E[tokens | gamma] = 1 + sum over i = 1..gamma of h_1 h_2 .. h_i
+    E[tokens | gamma] = 1 + sum over i = 1..gamma of P(the first i drafts come and are kept)
 
-where h_i is the probability that draft i comes and is kept, given that all before it were and that the round asked for
-that many (Leviathan et al. 2023, equation 1, with an alpha for each offset and for drafters that may stop early).
-A round that asked for fewer says nothing about h_i, nor does one that rejected an earlier draft: an untested draft is
-never looked at.
+(Leviathan et al. 2023, equation 1, with an alpha for each offset and for drafters that may stop early). The log-odds of
+keeping the draft at offset i are x + b_i: b is the service's, and x a request's own, one of a few levels. What is
+believed of x is a probability for each level, by Bayes' rule, where in each round x may have changed (a hidden Markov
+model; Adams and MacKay 2007 for such change points): a change is followed as fast as the evidence allows, and E[tokens]
+is over all that x may be. A round that asked for fewer drafts says nothing of an offset, nor does one that rejected an
+earlier draft: an untested draft is never looked at.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-# Rounds that the service's rates remember, and those that a request's own shift does.
-_SERVICE_MEMORY = 300.0
-_SESSION_MEMORY = 100.0
-# Squared standard deviations that are a change, and not chance; over at most so many rounds.
-_CHANGE = 11.0
-_LEAST_VARIANCE = 0.25
-_CHANGE_WITHIN = 20
-# What nobody has seen is taken to be like the offset before it, with the weight of so many rounds.
-_PRIOR_WEIGHT = 12.0
-_PRIOR_RATE = 0.6
-_SESSION_PRIOR_WEIGHT = 3.0
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+# Log-odds of keeping the first draft, from .005 to .995 of them.
+_LEVELS: Final = np.linspace(-5.0, 5.0, 32)
+# Before anything is known every alpha from 0 to 1 is as likely.
+_DENSITY: Final = 1 / (2 + np.exp(_LEVELS) + np.exp(-_LEVELS))
+_ANY: Final = _DENSITY / _DENSITY.sum()
+# Probability of a change before a round; to what is usual, or to anything.
+_CHANGE: Final = 0.005
+_TO_ANY: Final = 0.5
+# Rounds that the service remembers.
+_MEMORY: Final = 200.0
+# What an offset has in common with the one before it, in rounds, and in their variance at even odds.
+_PRIOR_WEIGHT: Final = 12.0
+_EVEN: Final = _PRIOR_WEIGHT / 4
+# Rounds that the service learns from at once.
+_BLOCK: Final = 16
 
 
 class KeepRates:
-    """h_i by offset, and how many drafts come, over all requests.
+    """What is usual, over all requests.
 
     Attributes:
-        rounds: How many have been learned from.
+        max_gamma: Most drafts in a round.
+        survival: Probability that the first i drafts come and are kept, by level: float64[levels, max_gamma + 1].
+        ends: Probability that exactly i are kept of more, by i: float64[max_gamma, levels].
+        tokens: Expected tokens of a round that asks for so many, by level: float64[levels, max_gamma + 1].
+        changed: Probability of a change to each level before a round: float64[levels].
     """
 
     def __init__(self, max_gamma: int) -> None:
-        self._kept = _Rates(max_gamma, _PRIOR_RATE)
+        self.max_gamma = max_gamma
+        # Probability of each level.
+        self._usual = _ANY.copy()
+        self._odds, self._information = np.zeros((2, max_gamma))
         # A drafter gives what it is asked for, until it is seen not to.
-        self._came = _Rates(max_gamma, 1.0)
+        self._came, self._asked = np.full((2, max_gamma), _PRIOR_WEIGHT)
+        self._block: list[_Seen] = []
+        self._rounds = 0
         self._accepted = self._tested = 0.0
-        self.rounds = 0
+        self._tabulate()
 
     @property
-    def kept(self) -> Sequence[float]:
-        """h_1, h_2, ...: float[max_gamma]."""
-        return self._kept.values
-
-    @property
-    def came(self) -> Sequence[float]:
-        """Probability that one more draft comes, given that those before it did: float[max_gamma]."""
-        return self._came.values
+    def usual(self) -> Floats:
+        """What to believe of a new request: float64[levels]."""
+        usual: Floats = self._usual.copy()
+        return usual
 
     @property
     def alpha(self) -> float:
         """Drafts kept over drafts tested, of late; 0 where none were."""
         return self._accepted / self._tested if self._tested else 0.0
 
-    def observe(self, gamma: int, proposed: int, accepted: int) -> None:
-        """Learn from a round that asked for `gamma` drafts, got `proposed` and kept `accepted`."""
-        self.rounds += 1
-        self._kept.observe(gamma, accepted)
-        self._came.observe(gamma, proposed)
-        self._accepted += accepted - self._accepted / _SERVICE_MEMORY
-        self._tested += min(accepted + 1, proposed) - self._tested / _SERVICE_MEMORY
+    def seconds(self, by_drafts: Floats) -> Floats:
+        """Return what is expected of rounds that ask for 0, 1, .. drafts, from what they take with so many drafts."""
+        seconds: Floats = by_drafts.copy()
+        if self._all_come:
+            return seconds
+        seconds[1:] = by_drafts[0] + ((by_drafts[1:] - by_drafts[:-1]) * self._coming[: len(by_drafts) - 1]).cumsum()
+        return seconds
 
-    def forget(self, rounds: int, since: int) -> None:
-        """Forget the part of so many rounds, which were among those since round `since`: they are no longer true."""
-        self._kept.forget(rounds / max(1.0, self.rounds - since, self._kept.weight))
+    def observe(self, seen: _Seen) -> None:
+        """Learn from a round of a request."""
+        self._accepted += seen.accepted - self._accepted / _MEMORY
+        self._tested += min(seen.accepted + 1, seen.proposed) - self._tested / _MEMORY
+        self._block.append(seen)
+        if len(self._block) == _BLOCK:
+            self._learn()
+            self._tabulate()
+
+    def _learn(self) -> None:
+        """Learn from a block of rounds."""
+        self._rounds += _BLOCK
+        fresh = _BLOCK / min(_MEMORY, self._rounds)
+        beliefs = np.mean([seen.belief for seen in self._block], axis=0)
+        self._usual += fresh * (beliefs - self._usual)
+        excess, variance = np.zeros((2, self.max_gamma))
+        for counts in (self._came, self._asked):
+            counts += _BLOCK / _MEMORY * (_PRIOR_WEIGHT - counts)
+        for gamma, proposed, accepted, reach, _ in self._block:
+            tested = min(gamma, accepted + 1)
+            expected = reach[1 : tested + 1] / reach[:tested]
+            excess[:tested] -= expected
+            excess[:accepted] += 1
+            variance[:tested] += expected * (1 - expected)
+            self._asked[: min(gamma, proposed + 1)] += 1
+            self._came[:proposed] += 1
+        self._block.clear()
+        self._information += variance - _BLOCK / _MEMORY * self._information
+        # A Newton step; an offset that is little known goes with the one before it.
+        step = 0.0
+        for i in range(1, self.max_gamma):
+            step = (excess[i] + _EVEN * step) / (self._information[i] + _EVEN)
+            self._odds[i] += step
+
+    def _tabulate(self) -> None:
+        kept = 1 / (1 + np.exp(-(_LEVELS[:, None] + self._odds)))
+        self.survival = np.concatenate([np.ones((len(_LEVELS), 1)), kept.cumprod(1)], axis=1)
+        self.ends = np.ascontiguousarray(-np.diff(self.survival).T)
+        self.tokens = self.survival.cumsum(1)
+        self.changed = _CHANGE * (_TO_ANY * _ANY + (1 - _TO_ANY) * self._usual)
+        self._coming = (self._came / self._asked).cumprod()
+        self._all_come = bool((self._came == self._asked).all())
 
 
-class _Rates:
-    """Rates of going on from one offset to the next, of rounds that end at any offset up to their gamma."""
+class SessionKeeping:
+    """What is believed of one request.
 
-    def __init__(self, size: int, prior: float) -> None:
-        self._prior = prior
-        self._went_on = [0.0] * size
-        self._seen = [0.0] * size
-        self.values = [prior] * size
-
-    def observe(self, gamma: int, count: int) -> None:
-        """Learn from a round that went on `count` times of `gamma`."""
-        for i in range(min(gamma, count + 1, len(self.values))):
-            self._seen[i] += 1 - self._seen[i] / _SERVICE_MEMORY
-            self._went_on[i] += (i < count) - self._went_on[i] / _SERVICE_MEMORY
-        before = self._prior
-        for i, (went_on, seen) in enumerate(zip(self._went_on, self._seen, strict=True)):
-            before = self.values[i] = (went_on + _PRIOR_WEIGHT * before) / (seen + _PRIOR_WEIGHT)
-
-    @property
-    def weight(self) -> float:
-        """How many rounds are remembered."""
-        return self._seen[0] if self._seen else 0.0
-
-    def forget(self, share: float) -> None:
-        """Forget a share of everything."""
-        self._seen = [(1 - share) * seen for seen in self._seen]
-        self._went_on = [(1 - share) * went_on for went_on in self._went_on]
-
-
-class SessionShift:
-    """How much easier or harder than usual a request's drafts are: an odds ratio against the service's rates.
-
-    Estimated as Mantel and Haenszel do, over the offsets of the rounds so far: sum of kept (1 - h_i) over sum of
-    rejected h_i. Rounds are forgotten slowly, or all but the last k at once where these, for some k, are no chance.
+    Attributes:
+        reach: Probability that the first i drafts of the next round come and are kept: float64[max_gamma + 1].
     """
 
     def __init__(self, rates: KeepRates) -> None:
         self._rates = rates
-        self._easier = 0.0
-        self._harder = 0.0
-        self._rounds, self._since = 0, rates.rounds
-        self._last: deque[_Evidence] = deque(maxlen=_CHANGE_WITHIN)
+        self._belief = rates.usual
+        self.reach: Floats = self._belief @ rates.survival
 
-    def observe(self, gamma: int, accepted: int) -> None:
-        """Learn from a round that asked for `gamma` drafts and kept `accepted`."""
-        if not gamma:
-            return
-        self._rounds += 1
-        kept, expected = self._rates.kept, self.rates()
-        easier = harder = excess = variance = 0.0
-        for i in range(min(gamma, accepted + 1, len(kept))):
-            excess += (i < accepted) - expected[i]
-            variance += expected[i] * (1 - expected[i])
-            if i < accepted:
-                easier += 1 - kept[i]
-            else:
-                harder += kept[i]
-        self._easier += easier - self._easier / _SESSION_MEMORY
-        self._harder += harder - self._harder / _SESSION_MEMORY
-        self._last.append(_Evidence(easier, harder, excess, variance))
-        self._forget_what_changed()
+    def observe(self, gamma: int, proposed: int, accepted: int) -> None:
+        """Learn from a round that asked for `gamma` drafts, 0 too, got `proposed` and kept `accepted`."""
+        rates, belief = self._rates, self._belief
+        if gamma := min(gamma, rates.max_gamma):
+            proposed, accepted = min(gamma, proposed), min(gamma, accepted)
+            belief = belief * (rates.ends[accepted] if accepted < gamma else rates.survival[:, gamma])
+            belief /= belief.sum()
+            rates.observe(_Seen(gamma, proposed, accepted, self.reach, belief))
+        self._belief = belief * (1 - _CHANGE) + rates.changed
+        self.reach = self._belief @ rates.survival
 
-    def rates(self) -> list[float]:
-        """Return h_1, h_2, ... of this request."""
-        first = self._rates.kept[0]
-        prior = _SESSION_PRIOR_WEIGHT * first * (1 - first)
-        odds = (self._easier + prior) / (self._harder + prior)
-        return [odds * h / (1 - h + odds * h) for h in self._rates.kept]
+    def gain(self, seconds: Floats) -> float:
+        """Return what the best gamma for whatever x is may bring over gamma 0, in tokens of a round of that.
 
-    def _forget_what_changed(self) -> None:
-        """Begin anew with the last k rounds whose drafts differ most from what was expected, if they differ by much."""
-        easier = harder = excess = variance = worst = 0.0
-        begin = (0, 0.0, 0.0)
-        for k, one in enumerate(reversed(self._last), 1):
-            easier += one.easier
-            harder += one.harder
-            excess += one.excess
-            variance += one.variance
-            score = excess * excess / (variance + _LEAST_VARIANCE)
-            if score > worst:
-                worst, begin = score, (k, easier, harder)
-        if worst > _CHANGE:
-            k, self._easier, self._harder = begin
-            self._last.clear()
-            # Nor is this what others are to expect: most of all where there are few others.
-            self._rates.forget(self._rounds - k, self._since)
-            self._rounds, self._since = k, self._rates.rounds - k
+        Args:
+            seconds: Of rounds that ask for 0, 1, .. drafts.
+        """
+        paces = self._rates.tokens[:, : len(seconds)] / seconds
+        return float(self._belief @ paces.max(1)) * float(seconds[0]) - 1
 
 
-class _Evidence(NamedTuple):
-    """Of one round: the two sums, drafts kept less those expected to be, and the variance of that."""
+class _Seen(NamedTuple):
+    """Of a round: drafts asked for, that came, and kept; what was believed of `reach` before, and of x after it."""
 
-    easier: float
-    harder: float
-    excess: float
-    variance: float
+    gamma: int
+    proposed: int
+    accepted: int
+    reach: Floats
+    belief: Floats
