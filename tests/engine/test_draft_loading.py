@@ -92,3 +92,12 @@ def test_a_target_that_it_was_not_made_for_is_refused(tmp_path: Path) -> None:
     wide = make_tiny(tmp_path / "wide", LlamaConfig(**{**ARCHITECTURES["llama"]().to_dict(), "hidden_size": 64}))
     with pytest.raises(ModelLoadError, match="do not fit wide"):
         load_draft(options, str(wide))
+
+
+def test_positions_are_as_exact_as_the_targets_in_bfloat16(tmp_path: Path) -> None:
+    target = make_tiny_llama(tmp_path / "target")
+    folder = make_tiny_draft(tmp_path / "draft", target)
+    whole = load(target, "bfloat16").model
+    draft = DraftModel.load(folder, whole)
+    assert {weight.dtype for weight in draft.parameters()} == {torch.bfloat16}
+    assert torch.equal(draft.body.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)

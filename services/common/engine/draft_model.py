@@ -114,7 +114,9 @@ class DraftModel(nn.Module):
         self._embedding = [target.get_input_embeddings()]
         head: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._head = [head.weight.detach()[head_ids].clone()]
-        self.to(target.dtype)
+        # Not the buffers: in bfloat16 the frequencies of rotations would be off by up to half a radian over a window.
+        for weight in self.parameters():
+            weight.data = weight.data.to(target.dtype)
 
     @property
     def head(self) -> torch.Tensor:
