@@ -22,6 +22,9 @@ class CoordinatorSettings(ServerSettings):
     max_request_mib: int = Field(16, ge=1, le=1024, description="Largest request of a client, in MiB.")
     default_max_tokens: int = Field(512, ge=1, description="Tokens of an answer whose request does not say.")
     default_deadline_s: float = Field(600.0, gt=0, description="Time of a request whose client sets no deadline.")
+    max_deadline_s: float = Field(
+        3600.0, gt=0, description="Longest time of a request, whatever its client asks; a drain waits no longer."
+    )
     adaptive_gamma: bool = Field(
         True, description="Choose gamma anew for each round by what pays, where the request does not say."
     )
@@ -54,4 +57,9 @@ class CoordinatorSettings(ServerSettings):
     def _consistent(self) -> CoordinatorSettings:
         if self.default_gamma > self.max_gamma:
             raise ValueError(f"--default-gamma is {self.default_gamma}: must be at most --max-gamma, {self.max_gamma}")
+        if self.default_deadline_s > self.max_deadline_s:
+            raise ValueError(
+                f"--default-deadline-s is {self.default_deadline_s:g}: must be at most --max-deadline-s,"
+                f" {self.max_deadline_s:g}"
+            )
         return self

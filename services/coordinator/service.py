@@ -177,11 +177,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     @contextlib.asynccontextmanager
     async def _deadline(self, context: Context) -> AsyncIterator[None]:
-        """Bound the request by the client's deadline, else by the server's."""
+        """Bound the request by the client's deadline, or by the server's where there is none or it is sooner."""
         limit_s = context.time_remaining()
         whose = "the client's"
         if limit_s is None:
             limit_s, whose = self._settings.default_deadline_s, "the server's (--default-deadline-s)"
+        elif limit_s > self._settings.max_deadline_s:
+            limit_s, whose = self._settings.max_deadline_s, "the server's (--max-deadline-s)"
         timer = asyncio.timeout(limit_s)
         try:
             async with timer:

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 
 from paceline.v1 import draft_pb2_grpc, worker_pb2
-from services.common.rpc.gauges import export_engine
+from services.common.rpc.gauges import export_engine, export_sessions
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.common.rpc.worker import RECEIVE_MIB
 from services.common.specdec.types import MAX_FEATURE_BYTES
@@ -41,7 +41,9 @@ async def serve(settings: DraftSettings) -> None:
 async def _ngram(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInfo]:
     # No weights, no vocabulary: it fits every target.
     info = worker_pb2.ModelInfo(identity=worker_pb2.ModelIdentity(model_id="ngram"))
-    return NgramProposer(settings.ngram_min_tokens, settings.ngram_max_tokens, settings.max_sessions), info
+    proposer = NgramProposer(settings.ngram_min_tokens, settings.ngram_max_tokens, settings.max_sessions)
+    export_sessions(lambda: proposer.sessions_open)
+    return proposer, info
 
 
 async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) -> tuple[Proposer, worker_pb2.ModelInfo]:

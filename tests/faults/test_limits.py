@@ -109,6 +109,14 @@ async def test_a_longer_deadline_of_the_client_wins() -> None:
     assert len(reply.tokens) == 10
 
 
+async def test_no_deadline_is_longer_than_the_servers_longest() -> None:
+    async with scripted_cluster(LAW, target=STUCK, default_deadline_s=0.3, max_deadline_s=0.4) as cluster:
+        error = await failure(cluster, timeout_s=60)
+        await until_free(cluster)
+    assert error.code() is STATUS.DEADLINE_EXCEEDED
+    assert error.details() == "the server's (--max-deadline-s) deadline of 0.4 s has passed"
+
+
 @pytest.mark.parametrize("bug", [ZeroDivisionError, TimeoutError, asyncio.InvalidStateError])
 @pytest.mark.parametrize("where", ["decide.accept", "loop.usable_drafts", "service.plan", "service.speculation_stats"])
 async def test_a_bug_is_told_by_request_id_only(

@@ -8,6 +8,8 @@ from typing import Protocol
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
+_SESSIONS = ("paceline.worker.sessions", "{session}", "Sessions by state.")
+
 
 class EngineStats(Protocol):
     """What an engine tells of itself; all since it began, or now."""
@@ -74,12 +76,7 @@ def export_engine(read: Callable[[], EngineStats]) -> None:
     def counter(name: str, unit: str, description: str, value: Callable[[EngineStats], int]) -> None:
         meter.create_observable_counter(name, [lambda _: [Observation(value(read()))]], unit, description)
 
-    gauge(
-        "paceline.worker.sessions",
-        "{session}",
-        "Sessions by state.",
-        lambda s: {"open": s.sessions_open, "waiting": s.sessions_waiting},
-    )
+    gauge(*_SESSIONS, lambda s: {"open": s.sessions_open, "waiting": s.sessions_waiting})
     gauge("paceline.worker.queue", "{request}", "Requests waiting or in a pass.", lambda s: {"": s.requests_queued})
     gauge(
         "paceline.worker.kv.tokens",
@@ -92,3 +89,13 @@ def export_engine(read: Callable[[], EngineStats]) -> None:
     counter("paceline.worker.pass.tokens", "{token}", "Positions fed, summed over passes.", lambda s: s.positions)
     counter("paceline.worker.prefix.hits", "{session}", "Sessions that reused a prefix.", lambda s: s.prefix_hits)
     counter("paceline.worker.prefix.tokens", "{token}", "Positions not fed again.", lambda s: s.reused_tokens)
+
+
+def export_sessions(read: Callable[[], int]) -> None:
+    """Register the one instrument of a worker that runs no model: sessions open; none ever waits."""
+
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(read(), {"state": "open"}), Observation(0, {"state": "waiting"})]
+
+    name, unit, description = _SESSIONS
+    metrics.get_meter("paceline.worker").create_observable_gauge(name, [observe], unit, description)

@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.common.rpc.channel import keepalive_options, message_options
+from services.common.rpc.probes import Probes, add_port
 from services.common.rpc.settings import ServerSettings
 from services.common.rpc.telemetry import configure_telemetry, flush_telemetry
 from services.common.specdec.errors import StartupError
@@ -27,7 +28,7 @@ class Server:
     """A gRPC server with health, reflection and an orderly end.
 
     It listens before it serves, so that its port is known and its health can be asked while a model loads: NOT_SERVING
-    until `ready`.
+    until `ready`. `health_listen` has the same told on a port of its own, for probes.
 
     Attributes:
         draining: It is going to stop: services say so in their replies, and go on answering.
@@ -56,8 +57,14 @@ class Server:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc)
+        self._probes = Probes(settings.health_listen) if settings.health_listen else None
         self.address = ""
         self.draining = False
+
+    @property
+    def health_address(self) -> str:
+        """Where probes are answered, once it listens; empty where they are not."""
+        return self._probes.address if self._probes else ""
 
     async def listen(self) -> str:
         """Start to listen and print `LISTENING host:port`, the line that a parent process waits for.
@@ -66,27 +73,26 @@ class Server:
             StartupError: The address cannot be had.
         """
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        host = self._settings.listen.rpartition(":")[0]
-        try:
-            port = self.grpc.add_insecure_port(self._settings.listen)
-        except RuntimeError:
-            raise StartupError(
-                f"cannot listen on {self._settings.listen}: is the port taken, or the address not of this machine?"
-            ) from None
+        self.address = add_port(self.grpc, self._settings.listen)
+        if self._probes:
+            await self._probes.start()
         await self.grpc.start()
-        self.address = f"{host}:{port}"
         print(f"LISTENING {self.address}", flush=True)  # noqa: T201
         return self.address
 
     async def ready(self) -> None:
         """Report SERVING."""
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if self._probes:
+            await self._probes.set_ready(True)
         log.info("serving on %s", self.address)
 
     async def drain(self) -> None:
         """Report NOT_SERVING, and have services tell the streams that they have to leave where they can."""
         self.draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        if self._probes:
+            await self._probes.set_ready(False)
 
     async def stop(self) -> None:
         """Drain, wait for traffic to turn away, then let running streams leave or finish within the grace."""
@@ -94,6 +100,13 @@ class Server:
         # stop() refuses new calls at once, so balancers have to be given the time to turn away before it.
         await asyncio.sleep(self._settings.drain_s)
         await self.grpc.stop(self._settings.shutdown_grace_s)
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop listening at once, everywhere. May be called again."""
+        await self.grpc.stop(None)
+        if self._probes:
+            await self._probes.stop()
 
     async def _set_health(self, status: int) -> None:
         for service in ("", *self._services):
@@ -163,7 +176,7 @@ async def run(server: Server, prepare: Callable[[], Awaitable[None]], close: Cal
             preparing.result()
         finally:
             waiting.cancel()
-            await server.grpc.stop(None)
+            await server.close()
             await close()
 
 
@@ -175,8 +188,8 @@ def run_process(settings: ServerSettings, service_name: str, serve: Callable[[],
     """
     configure_logging(settings.log_level)
     exit_on_signal()
-    configure_telemetry(service_name, instance_name(settings))
     try:
+        configure_telemetry(service_name, instance_name(settings), settings.metrics_listen)
         asyncio.run(serve())
     except StartupError as error:
         raise SystemExit(f"{service_name}: {error}") from error

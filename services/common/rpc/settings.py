@@ -38,6 +38,10 @@ class ServerSettings(Settings):
     """What every gRPC server here has to be told."""
 
     listen: str = Field("127.0.0.1:0", description="Address to listen on, HOST:PORT; port 0 takes a free one.")
+    health_listen: str = Field(
+        "", description="Address of a port for probes: health only, in plain text, alive and ready; empty: none."
+    )
+    metrics_listen: str = Field("", description="Address of a page of metrics for Prometheus, /metrics; empty: none.")
     max_message_mib: int = Field(64, ge=4, le=1024, description="Largest message, sent or received, in MiB.")
     shutdown_grace_s: float = Field(30.0, ge=0, description="After SIGTERM, running streams may go on this long.")
     drain_s: float = Field(

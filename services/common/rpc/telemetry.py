@@ -9,12 +9,17 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from services.common.specdec.errors import StartupError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
 
 # A collector that cannot be reached must not hold up a process that is to end.
 _FLUSH_S = 2.0
@@ -28,15 +33,24 @@ class Traced(Protocol):
     tracestate: str
 
 
-def configure_telemetry(service_name: str, instance_id: str) -> None:
-    """Export traces and metrics over OTLP if the environment asks for it.
+def configure_telemetry(service_name: str, instance_id: str, metrics_listen: str = "") -> None:
+    """Export traces and metrics over OTLP if the environment asks for it, and metrics on a page if the settings do.
 
     `OTEL_EXPORTER_OTLP_ENDPOINT` asks for both, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_TRACES_EXPORTER=otlp` for
     traces, the same with METRICS for metrics; an exporter `none` turns its signal off. `OTEL_SDK_DISABLED`, the
     samplers, headers and batch limits have their standard meaning. `OTEL_SERVICE_NAME` wins over `service_name`.
+
+    Args:
+        service_name: Which service this is.
+        instance_id: Which of its processes.
+        metrics_listen: HOST:PORT of a page that Prometheus reads; empty for none.
+
+    Raises:
+        StartupError: That address cannot be had.
     """
     traces, metrics_too = _asked_for("TRACES"), _asked_for("METRICS")
-    if not (traces or metrics_too) or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if disabled or not (traces or metrics_too or metrics_listen):
         return
     # Imported here: the SDK and its exporters are a quarter of a second that an untraced process need not spend.
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -54,9 +68,26 @@ def configure_telemetry(service_name: str, instance_id: str) -> None:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         trace.set_tracer_provider(provider)
+    readers: list[MetricReader] = []
     if metrics_too:
-        readers = [PeriodicExportingMetricReader(OTLPMetricExporter())]
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+    if metrics_listen:
+        readers.append(_metrics_page(metrics_listen))
+    if readers:
         metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers, shutdown_on_exit=False))
+
+
+def _metrics_page(listen: str) -> MetricReader:
+    """Serve /metrics from a thread of its own: it answers while the event loop is busy."""
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+    from prometheus_client import start_http_server
+
+    host, _, port = listen.rpartition(":")
+    try:
+        start_http_server(int(port), host)
+    except (OSError, ValueError, OverflowError) as error:
+        raise StartupError(f"--metrics-listen is {listen}: cannot listen there: {error}") from None
+    return PrometheusMetricReader()
 
 
 def _asked_for(signal: str) -> bool:

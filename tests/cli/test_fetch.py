@@ -1,0 +1,67 @@
+"""`paceline fetch` as an init container or a Job runs it, with a hub on loopback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.hub import Hub
+from tests.support.models import make_tiny_llama
+
+NAME = "someone/tiny"
+
+
+def fetch(home: Path, model: str, endpoint: str = "http://127.0.0.1:9") -> subprocess.CompletedProcess[str]:
+    """Run the command; by default with a hub that nobody listens at."""
+    env = os.environ | {"PACELINE_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HOME": str(home / "huggingface")}
+    env |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    command = [sys.executable, "-c", "from services.cli.main import main; main()", "fetch", model]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_model_is_fetched_once_and_without_what_a_worker_does_not_read(tmp_path: Path) -> None:
+    repository = make_tiny_llama(tmp_path / "repository")
+    for other in ("pytorch_model.bin", "original/consolidated.safetensors"):
+        (repository / other).parent.mkdir(exist_ok=True)
+        (repository / other).write_bytes(b"the weights once more")
+    home = tmp_path / "home"
+    with Hub(NAME, repository) as hub:
+        first = fetch(home, NAME, hub.endpoint)
+        assert first.returncode == 0, first.stderr
+        folder = Path(first.stdout.strip())
+        assert folder == home / "models" / "tiny"
+        files = {path.name for path in folder.iterdir() if path.is_file()}
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
+        assert set(hub.fetched) == files
+        assert all((folder / file).read_bytes() == (repository / file).read_bytes() for file in files)
+        hub.fetched.clear()
+        again = fetch(home, f"{NAME}@main", hub.endpoint)
+        assert (again.returncode, hub.fetched) == (0, [])
+
+
+def test_what_cannot_be_fetched_is_said_in_a_line(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "notes.txt").write_text("no model")
+    with Hub(NAME, repository) as hub:
+        refusals = {
+            "tiny": fetch(tmp_path / "home", "tiny"),
+            "unreachable": fetch(tmp_path / "home", NAME),
+            "unknown": fetch(tmp_path / "home", "someone/else", hub.endpoint),
+            "no model": fetch(tmp_path / "home", NAME, hub.endpoint),
+        }
+    assert {done.returncode for done in refusals.values()} == {1}
+    last = {what: done.stderr.strip().splitlines()[-1] for what, done in refusals.items()}
+    assert last["tiny"].startswith("Error: MODEL is 'tiny': must be `default`, ORG/NAME")
+    assert last["unreachable"].startswith(f"Error: {NAME} could not be fetched into ")
+    assert last["unknown"].startswith("Error: someone/else could not be fetched into ")
+    assert last["no model"] == f"Error: {NAME} has no config.json: a model for transformers has"
+
+
+def test_a_default_model_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "SmolLM2-135M-Instruct"
+    folder.mkdir(parents=True)
+    done = fetch(tmp_path, "default")
+    assert (done.returncode, done.stdout.strip()) == (0, str(folder))
