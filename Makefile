@@ -36,7 +36,14 @@ test: setup ## the tests, under 10 minutes
 test-all: setup ## the tests and the long proofs
 	$(BIN)/pytest
 
-lint: setup ## ruff, mypy, import contracts, protos, manifests, Dockerfiles
+# Linters whose dependencies would not go together with Paceline's own.
+.venv-deploy/.installed: deploy/requirements.txt
+	@test -x .venv-deploy/bin/python || $(PYTHON) -m venv .venv-deploy
+	@echo "Installing the manifests' linters into .venv-deploy (a minute or two) ..."
+	@.venv-deploy/bin/pip install -qq --no-deps -r $< || { echo "The install failed. Is the package index reachable and is there disk space (df -h .)? Then run make again."; exit 1; }
+	@touch $@
+
+lint: setup .venv-deploy/.installed ## ruff, mypy, import contracts, protos, manifests, Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -66,4 +73,4 @@ proto: .venv-proto/.installed ## regenerate paceline/v1 from protos/
 		--python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. protos/paceline/v1/*.proto
 
 clean: ## remove what make made
-	rm -rf .venv .venv-proto
+	rm -rf .venv .venv-proto .venv-deploy

@@ -1,25 +1,35 @@
 """Check what can be checked without a cluster or a Docker engine; `make lint` calls this.
 
-Builds the base and every overlay, validates each object strictly against the schemas of several Kubernetes versions,
-and lints every Dockerfile. Prints one line a check, and what is wrong; exits 1 if anything is.
+Builds the base, every overlay, and the base with each component; validates each object strictly against the schemas of
+several Kubernetes versions, custom ones against their own definitions; has checkov look for weak spots; and lints every
+Dockerfile. Prints one line a check, and what is wrong; exits 1 if anything is.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import yaml
 
+Document = dict[str, Any]
+
 ROOT = Path(__file__).resolve().parent.parent
 K8S = ROOT / "deploy" / "k8s"
+TOOLS = ROOT / ".venv-deploy" / "bin"
+"""checkov and the definitions of custom resources: `make lint` installs them."""
 OLDEST, NEWEST = 30, 37
 """Kubernetes 1.30 to 1.37."""
+CUSTOM = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
+"""Kinds that Kubernetes itself does not have."""
 
 
 class BuildError(Exception):
@@ -28,22 +38,34 @@ class BuildError(Exception):
 
 def main() -> int:
     """Run all checks and return the exit status."""
-    checks = [
-        (f"kustomize {folder.relative_to(ROOT)}, 1.{OLDEST} to 1.{NEWEST}", manifest_faults(folder))
-        for folder in folders()
-    ]
-    checks += [(f"hadolint {path.relative_to(ROOT)}", dockerfile_faults(path)) for path in dockerfiles()]
     failed = False
-    for name, faults in checks:
-        found = list(faults)
-        failed = failed or bool(found)
-        sys.stdout.write("\n  ".join([f"{'FAILED' if found else 'ok    '} {name}", *found]) + "\n")
+    built: dict[str, list[Document]] = {}
+    for name in kustomizations():
+        try:
+            built[name] = build(name)
+        except BuildError as error:
+            failed |= _tell(f"kustomize {name}", [str(error)])
+    everything = [document for documents in built.values() for document in documents]
+    failed |= _tell(f"schemas of Kubernetes 1.{OLDEST} to 1.{NEWEST}: {', '.join(built)}", schema_faults(everything))
+    failed |= _tell("definitions of custom resources", custom_faults(everything))
+    failed |= _tell("checkov", checkov_faults(built))
+    for path in dockerfiles():
+        failed |= _tell(f"hadolint {path.relative_to(ROOT)}", dockerfile_faults(path))
     return int(failed)
 
 
-def folders() -> list[Path]:
-    """Return the base and the overlays."""
-    return [K8S / "base", *sorted(path.parent for path in K8S.glob("overlays/*/kustomization.yaml"))]
+def _tell(check: str, faults: Iterable[str]) -> bool:
+    """Print a check and what it found; return whether that is anything."""
+    found = list(faults)
+    sys.stdout.write("\n  ".join([f"{'FAILED' if found else 'ok    '} {check}", *found]) + "\n")
+    return bool(found)
+
+
+def kustomizations() -> list[str]:
+    """Return the folders below deploy/k8s that can be built, a component meaning the base with it."""
+    found = {path.parent.relative_to(K8S).as_posix() for path in K8S.rglob("kustomization.yaml")}
+    # It is the namespace alone, and overlays have it.
+    return sorted(found - {"components/namespace"})
 
 
 def dockerfiles() -> list[Path]:
@@ -51,26 +73,34 @@ def dockerfiles() -> list[Path]:
     return sorted(ROOT.glob("services/*/Dockerfile"))
 
 
-def build(folder: Path) -> list[dict[str, Any]]:
+def build(name: str) -> list[Document]:
     """Return the objects of a kustomization.
 
     Raises:
         BuildError: kubectl cannot build it.
     """
-    done = subprocess.run([_tool("kubectl"), "kustomize", folder], capture_output=True, text=True, check=False)  # noqa: S603
+    folder = K8S / name
+    if not name.startswith("components/"):
+        return _kustomize(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        # kustomize takes folders by relative paths only.
+        base, component = (os.path.relpath(path, Path(temporary).resolve()) for path in (K8S / "base", folder))
+        text = yaml.safe_dump({"namespace": "paceline", "resources": [base], "components": [component]})
+        (Path(temporary) / "kustomization.yaml").write_text(text)
+        return _kustomize(Path(temporary))
+
+
+def _kustomize(folder: Path) -> list[Document]:
+    done = _run(_tool("kubectl"), "kustomize", folder)
     if done.returncode:
         raise BuildError(done.stderr.strip())
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def manifest_faults(folder: Path) -> Iterator[str]:
-    """Yield what is wrong with a kustomization's objects."""
-    try:
-        documents = build(folder)
-    except BuildError as error:
-        yield str(error)
-        return
-    for document in documents:
+def schema_faults(documents: Iterable[Document]) -> Iterator[str]:
+    """Yield what is wrong with objects of kinds that Kubernetes has; most are in several kustomizations, told once."""
+    for text in sorted({json.dumps(document) for document in documents if document["apiVersion"] not in CUSTOM}):
+        document = json.loads(text)
         # One line a fault, with the versions it concerns: most concern them all.
         faults: dict[str, list[str]] = {}
         for minor in range(OLDEST, NEWEST + 1):
@@ -80,14 +110,35 @@ def manifest_faults(folder: Path) -> Iterator[str]:
             yield f"{document['kind']} {document['metadata']['name']}, {fault} ({' '.join(versions)})"
 
 
-def dockerfile_faults(path: Path) -> Iterator[str]:
-    """Yield what hadolint has to say about a Dockerfile."""
-    done = subprocess.run([_tool("hadolint"), "--no-color", path], capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        yield from (done.stdout + done.stderr).splitlines()
+def custom_faults(documents: Iterable[Document]) -> list[str]:
+    """Return what is wrong with objects of other kinds."""
+    custom = [document for document in documents if document["apiVersion"] in CUSTOM]
+    script = Path(__file__).with_name("custom_resources.py")
+    done = _run(_tool("python", TOOLS), script, given=json.dumps(custom))
+    return (done.stdout + done.stderr).splitlines()
 
 
-def _schema_fault(document: dict[str, Any], version: str) -> str | None:
+def checkov_faults(built: Mapping[str, list[Document]]) -> list[str]:
+    """Return what checkov has to say about manifests, as they are applied, and about Dockerfiles."""
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, documents in built.items():
+            # The base alone has no namespace, and is nothing to apply.
+            if name != "base":
+                (Path(temporary) / f"{name.replace('/', '-')}.yaml").write_text(yaml.safe_dump_all(documents))
+        for path in dockerfiles():
+            shutil.copy(path, Path(temporary) / f"{path.parent.name}.Dockerfile")
+        arguments = ("--config-file", Path(__file__).with_name("checkov.yaml"), "-d", temporary)
+        done = _run(_tool("checkov", TOOLS), *arguments, "--framework", "kubernetes", "dockerfile")
+    return (done.stdout + done.stderr).splitlines() if done.returncode else []
+
+
+def dockerfile_faults(path: Path) -> list[str]:
+    """Return what hadolint has to say about a Dockerfile."""
+    done = _run(_tool("hadolint"), "--no-color", path)
+    return (done.stdout + done.stderr).splitlines() if done.returncode else []
+
+
+def _schema_fault(document: Document, version: str) -> str | None:
     try:
         kubernetes_validate.validate(document, version, strict=True)
     except kubernetes_validate.ValidationError as error:
@@ -97,12 +148,16 @@ def _schema_fault(document: dict[str, Any], version: str) -> str | None:
     return None
 
 
-def _tool(name: str) -> str:
+def _run(*command: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+def _tool(name: str, folder: Path | None = None) -> str:
     """Return a program's path: the one beside this Python, whose version is pinned, else one on the PATH."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.is_file() else shutil.which(name)
+    beside = (folder or Path(sys.executable).parent) / name
+    found = str(beside) if beside.is_file() else shutil.which(name) if folder is None else None
     if not found:
-        raise SystemExit(f"{name} is neither beside {sys.executable} nor on the PATH: run `make setup`")
+        raise SystemExit(f"{name} is not in {beside.parent}: run `make lint`")
     return found
 
 
