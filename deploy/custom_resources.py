@@ -1,7 +1,7 @@
 """Validate the objects of KEDA and the Prometheus operator against their own definitions; `deploy/check.py` calls this.
 
-Run by the Python of .venv-deploy, which has these definitions as pydantic models. Reads a JSON list of objects from standard
-input and prints one line a fault; a field that a definition does not have is one.
+Run by the Python of .venv-deploy, which has these definitions as pydantic models. Reads a JSON list of objects from
+standard input and prints one line a fault; a field that a definition does not have is one.
 """
 
 from __future__ import annotations
