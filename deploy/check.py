@@ -81,16 +81,21 @@ def build(name: str) -> list[Document]:
     """
     folder = K8S / name
     if not name.startswith("components/"):
-        return _kustomize(folder)
+        return kustomize(folder)
     with tempfile.TemporaryDirectory() as temporary:
         # kustomize takes folders by relative paths only.
         base, component = (os.path.relpath(path, Path(temporary).resolve()) for path in (K8S / "base", folder))
         text = yaml.safe_dump({"namespace": "paceline", "resources": [base], "components": [component]})
         (Path(temporary) / "kustomization.yaml").write_text(text)
-        return _kustomize(Path(temporary))
+        return kustomize(Path(temporary))
 
 
-def _kustomize(folder: Path) -> list[Document]:
+def kustomize(folder: Path) -> list[Document]:
+    """Return the objects of a folder with a kustomization.
+
+    Raises:
+        BuildError: kubectl cannot build it.
+    """
     done = _run(_tool("kubectl"), "kustomize", folder)
     if done.returncode:
         raise BuildError(done.stderr.strip())
