@@ -40,10 +40,11 @@ test-all: setup ## the tests and the long proofs
 .venv-deploy/.installed: deploy/requirements.txt
 	@test -x .venv-deploy/bin/python || $(PYTHON) -m venv .venv-deploy
 	@echo "Installing the manifests' linters into .venv-deploy (a minute or two) ..."
-	@.venv-deploy/bin/pip install -qq --no-deps -r $< || { echo "The install failed. Is the package index reachable and is there disk space (df -h .)? Then run make again."; exit 1; }
+	@.venv-deploy/bin/pip install -qq --no-deps --no-compile -r $< || { echo "The install failed. Is the package index reachable and is there disk space (df -h .)? Then run make again."; exit 1; }
 	@touch $@
 
-lint: setup .venv-deploy/.installed ## ruff, mypy, import contracts, protos, manifests, Dockerfiles
+lint: ## ruff, mypy, import contracts, protos, manifests, Dockerfiles
+	@$(MAKE) --no-print-directory -j2 setup .venv-deploy/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

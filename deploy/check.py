@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +38,30 @@ class BuildError(Exception):
 
 
 def main() -> int:
-    """Run all checks and return the exit status."""
+    """Run all checks, as many at a time as there are cores, and return the exit status."""
     failed = False
-    built: dict[str, list[Document]] = {}
-    for name in kustomizations():
-        try:
-            built[name] = build(name)
-        except BuildError as error:
-            failed |= _tell(f"kustomize {name}", [str(error)])
-    everything = [document for documents in built.values() for document in documents]
-    failed |= _tell(f"schemas of Kubernetes 1.{OLDEST} to 1.{NEWEST}: {', '.join(built)}", schema_faults(everything))
-    failed |= _tell("definitions of custom resources", custom_faults(everything))
-    failed |= _tell("checkov", checkov_faults(built))
-    for path in dockerfiles():
-        failed |= _tell(f"hadolint {path.relative_to(ROOT)}", dockerfile_faults(path))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        building = {name: pool.submit(build, name) for name in kustomizations()}
+        built: dict[str, list[Document]] = {}
+        for name, documents in building.items():
+            try:
+                built[name] = documents.result()
+            except BuildError as error:
+                failed |= _tell(f"kustomize {name}", [str(error)])
+        everything = [document for documents in built.values() for document in documents]
+        running = {
+            "checkov": pool.submit(checkov_faults, built),
+            "definitions of custom resources": pool.submit(custom_faults, everything),
+            f"schemas of 1.{OLDEST} to 1.{NEWEST}: {', '.join(built)}": pool.submit(list, schema_faults(everything)),
+            **{f"hadolint {p.relative_to(ROOT)}": pool.submit(dockerfile_faults, p) for p in dockerfiles()},
+        }
+        for check, found in running.items():
+            failed |= _tell(check, found.result())
     return int(failed)
 
 
-def _tell(check: str, faults: Iterable[str]) -> bool:
+def _tell(check: str, found: list[str]) -> bool:
     """Print a check and what it found; return whether that is anything."""
-    found = list(faults)
     sys.stdout.write("\n  ".join([f"{'FAILED' if found else 'ok    '} {check}", *found]) + "\n")
     return bool(found)
 
