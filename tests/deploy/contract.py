@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import click
 from click.core import ParameterSource
 from opentelemetry.sdk import environment_variables as sdk_variables
 
+from deploy import check
 from paceline.v1 import coordinator_pb2, draft_pb2, target_pb2
 from services.cli.main import COMMANDS, main
 from services.common.rpc.probes import ALIVE, READY
@@ -54,6 +56,12 @@ PORTS = {"grpc": "listen", "health": "health_listen", "metrics": "metrics_listen
 """A container's ports, and the settings that say where the process listens."""
 EXIT_MARGIN_S = 5
 """Between the end of the last stream and Kubernetes' SIGKILL."""
+
+
+@functools.cache
+def built(name: str) -> list[Document]:
+    """Return a kustomization's objects, built once for all tests: copy what you change."""
+    return check.build(name)
 
 
 def get(documents: list[Document], kind: str, name: str) -> Document:

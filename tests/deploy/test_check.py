@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from deploy import check
-from tests.deploy.contract import Document, container_of, get, pod_of
+from tests.deploy.contract import Document, built, container_of, get, pod_of
 
 needs_tools = pytest.mark.skipif(not (check.TOOLS / "checkov").exists(), reason="`make lint` installs them")
-TRIAL = check.build("overlays/trial")
+TRIAL = built("overlays/trial")
 
 
 @pytest.fixture

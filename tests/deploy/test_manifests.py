@@ -18,6 +18,7 @@ from tests.deploy.contract import (
     SERVICES,
     Document,
     Service,
+    built,
     command_faults,
     container_of,
     faults,
@@ -28,7 +29,7 @@ from tests.deploy.contract import (
 
 PODS = {"Deployment", "Job"}
 NO_SERVICES = {"fetch-model", "jaeger"}
-ALL = {name: check.build(name) for name in check.kustomizations()}
+ALL = {name: built(name) for name in check.kustomizations()}
 BUILT = {name: documents for name, documents in ALL.items() if name not in NO_SERVICES}
 VERSION = tomllib.loads((check.ROOT / "pyproject.toml").read_text())["project"]["version"]
 
@@ -67,17 +68,12 @@ def test_manifests_say_what_the_code_has(documents: list[Document]) -> None:
     assert faults(documents) == []
 
 
-def test_schemas_and_dockerfiles_pass() -> None:
-    assert list(check.schema_faults(document for documents in ALL.values() for document in documents)) == []
-    assert [fault for path in check.dockerfiles() for fault in check.dockerfile_faults(path)] == []
-
-
 def used_fields() -> list[tuple[str, str]]:
     """Every (service, field) that the base or an overlay sets, by flag or by variable."""
     used = set()
-    for built in BUILT.values():
+    for documents in BUILT.values():
         for name, service in SERVICES.items():
-            container = container_of(built, name)
+            container = container_of(documents, name)
             said = {arg.split("=")[0] for arg in container["args"]} | {e["name"] for e in container["env"]}
             for field in service.settings.model_fields:
                 if said & {service.settings.flag_name(field), service.settings.env_name(field)}:
@@ -93,7 +89,9 @@ def test_a_setting_renamed_in_the_code_is_noticed(name: str, field: str) -> None
     }
     renamed = create_model("Renamed", __base__=Settings, **fields)
     renamed.env_prefix = old.settings.env_prefix
-    found = [fault for built in BUILT.values() for fault in faults(built, {name: Service(renamed, old.full_name)})]
+    found = [
+        fault for documents in BUILT.values() for fault in faults(documents, {name: Service(renamed, old.full_name)})
+    ]
     flag, variable = old.settings.flag_name(field), old.settings.env_name(field)
     assert any(flag in fault or variable in fault for fault in found), found
 

@@ -7,11 +7,11 @@ import copy
 import pytest
 
 from deploy import check
-from tests.deploy.contract import SERVICES, Document, get
+from tests.deploy.contract import SERVICES, Document, built, get
 from tests.deploy.network import Peer, allows
 
 BUILT = {
-    name: check.build(name)
+    name: built(name)
     for name in check.kustomizations()
     if name.startswith("overlays/") or name == "components/monitoring"
 }
@@ -79,7 +79,7 @@ def test_everybody_asks_for_names_and_only_a_fetch_goes_outside(documents: list[
 
 
 def test_the_trial_jaeger_takes_spans_from_paceline_alone() -> None:
-    documents = check.build("jaeger")
+    documents = built("jaeger")
     jaeger = Peer(get(documents, "Deployment", "jaeger")["spec"]["template"]["metadata"]["labels"], JAEGER.namespace)
     assert allows(documents, Peer({}, OURS), jaeger, OTLP)
     assert not allows(documents, STRANGER, jaeger, OTLP)
@@ -87,7 +87,7 @@ def test_the_trial_jaeger_takes_spans_from_paceline_alone() -> None:
 
 
 def test_a_job_that_fetches_reaches_the_hub_and_is_reached_by_nobody() -> None:
-    documents = check.build("fetch-model")
+    documents = built("fetch-model")
     (job,) = (d for d in documents if d["kind"] == "Job")
     peer = Peer(job["spec"]["template"]["metadata"]["labels"], OURS)
     assert allows(documents, peer, INTERNET, 443)

@@ -6,12 +6,11 @@ import copy
 
 import pytest
 
-from deploy import check
-from tests.deploy.contract import SERVICES, Document, container_of, get, settings_of
+from tests.deploy.contract import SERVICES, Document, built, container_of, get, settings_of
 from tests.deploy.signals import ADAPTER, Series, adapter_rules, hpa_signals, keda_signals, read, shown
 
 SCALED = {
-    name: check.build(name)
+    name: built(name)
     for name in ("components/autoscaling", "components/autoscaling-keda", "overlays/gpu-autoscaled", "overlays/trial")
 }
 KINDS = {"HorizontalPodAutoscaler": hpa_signals, "ScaledObject": keda_signals}

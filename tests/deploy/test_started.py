@@ -10,9 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from deploy import check
 from services.common.rpc.probes import ALIVE, READY
-from tests.deploy.contract import Document, container_of
+from tests.deploy.contract import Document, built, container_of
 from tests.support.models import make_tiny_llama
 from tests.support.processes import Place, Processes, Service
 
@@ -47,7 +46,7 @@ def probed(container: Document, kind: str, host: str) -> int:
 
 @pytest.mark.slow
 def test_what_the_manifests_start_serves_and_ends(tmp_path: Path) -> None:
-    documents = check.build("overlays/trial")
+    documents = built("overlays/trial")
     containers = {name: container_of(documents, name) for name in HOSTS}
     model = {
         "PACELINE_TARGET_MODEL": str(make_tiny_llama(tmp_path / "target")),
