@@ -93,7 +93,9 @@ def _explain(error: grpc.aio.AioRpcError, address: str, deadline_s: float | None
             f"UNAVAILABLE: no coordinator serves at {address} ({details}). "
             "Start one with `paceline up` and give the address that it prints as --address"
         )
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s is not None:
+    # The service has a limit of its own, and says so.
+    of_client = "the server's" not in details
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s is not None and of_client:
         return f"DEADLINE_EXCEEDED: the answer took longer than --deadline, {deadline_s:g} s"
     again_s = retry_after_s(error.trailing_metadata() or ())
     return f"{error.code().name}: {details}" + (f"; try again in {again_s:.2g} s" if again_s is not None else "")

@@ -22,9 +22,7 @@ class CoordinatorSettings(ServerSettings):
     max_request_mib: int = Field(16, ge=1, le=1024, description="Largest request of a client, in MiB.")
     default_max_tokens: int = Field(512, ge=1, description="Tokens of an answer whose request does not say.")
     default_deadline_s: float = Field(600.0, gt=0, description="Time of a request whose client sets no deadline.")
-    max_deadline_s: float = Field(
-        3600.0, gt=0, description="Longest time of a request, whatever its client asks; a drain waits no longer."
-    )
+    max_deadline_s: float = Field(3600.0, gt=0, description="Longest time of a request, whatever its client asks.")
     adaptive_gamma: bool = Field(
         True, description="Choose gamma anew for each round by what pays, where the request does not say."
     )

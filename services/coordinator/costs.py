@@ -76,7 +76,7 @@ class CostCurve:
         """Learn from one measurement, which counts for less where others saw the same pass."""
         at = round(n)
         # To what it would be at a whole n.
-        seconds += self.slope * (at - n)
+        seconds = max(_LEAST_S, seconds + self.slope * (at - n))
         if self._believed[1] is None and n:
             # At first n take n times as long.
             self._believed = self._believed[0], seconds / n

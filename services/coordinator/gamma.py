@@ -14,6 +14,8 @@ from services.coordinator.types import Round
 _FIRST = 1
 # Share of the time that may be lost to rounds run only to learn.
 _SHARE = 0.01
+# Tries that the account holds at most.
+_TRIES = 2
 # Rounds for which a gain is counted when it is decided whether to look for it.
 _HORIZON = 2.0
 # Rounds between two that are run to learn what they cost; and of how many standard deviations that may be less.
@@ -108,6 +110,13 @@ class Speculation:
             price = self.costs.price()
             took_s = price.by_drafts[min(done.proposed, self.max_gamma)] if done.gamma else price.alone_s
             self._credit_s -= max(0.0, float(took_s) - self._worth_s)
+        if self._rounds > self._probe_until + self.costs.sessions:
+            # Rounds of it that never came: requests end, and have less room at their ends.
+            self._owing = 0
+        if self.costs.is_known:
+            # Enough for the dearest try. More would be spent all at once, after hours in which nothing had to be tried.
+            most_s = _TRIES * self.costs.sessions * float(self.costs.price().by_drafts.max())
+            self._credit_s = min(self._credit_s, most_s)
 
     def probe(self, options: Options, best: int, gain_s: float = 0.0) -> int:
         """Return the gamma to take: the best, or now and then another, to know what it costs and brings.

@@ -32,6 +32,7 @@ _MEMORY: Final = 200.0
 # What an offset has in common with the one before it, in rounds, and in their variance at even odds.
 _PRIOR_WEIGHT: Final = 12.0
 _EVEN: Final = _PRIOR_WEIGHT / 4
+_MOST_ODDS: Final = 20.0
 # Rounds that the service learns from at once.
 _BLOCK: Final = 16
 
@@ -111,6 +112,8 @@ class KeepRates:
         for i in range(1, self.max_gamma):
             step = (excess[i] + _EVEN * step) / (self._information[i] + _EVEN)
             self._odds[i] += step
+        # Past these a rate is 0 or 1 in floating point, and what it rules out may still happen.
+        np.clip(self._odds, -_MOST_ODDS, _MOST_ODDS, out=self._odds)
 
     def _tabulate(self) -> None:
         kept = 1 / (1 + np.exp(-(_LEVELS[:, None] + self._odds)))

@@ -136,7 +136,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         overlap = self._overlap if todo.may_adapt else FixedOverlap(False)
         observer = RequestObserver(span, self._instruments)
         rounds = Rounds(todo, answer, gamma, overlap, drafter, verifier, observer)
-        # The last is closed first. Each cancels its call before it waits: a second cancellation leaves none open.
+        # The last is closed first. Each gives its call up before it waits: a second cancellation leaves none open.
         async with contextlib.AsyncExitStack() as closing:
             if drafter is not None:
                 closing.push_async_callback(drafter.close)
@@ -179,11 +179,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def _deadline(self, context: Context) -> AsyncIterator[None]:
         """Bound the request by the client's deadline, or by the server's where there is none or it is sooner."""
         limit_s = context.time_remaining()
-        whose = "the client's"
+        settings = self._settings
         if limit_s is None:
-            limit_s, whose = self._settings.default_deadline_s, "the server's (--default-deadline-s)"
-        elif limit_s > self._settings.max_deadline_s:
-            limit_s, whose = self._settings.max_deadline_s, "the server's (--max-deadline-s)"
+            limit_s = settings.default_deadline_s
+            said = f"the server's (--default-deadline-s) deadline of {limit_s:g} s"
+        elif limit_s > settings.max_deadline_s:
+            limit_s = settings.max_deadline_s
+            said = f"the server's (--max-deadline-s) deadline of {limit_s:g} s"
+        else:
+            # What is left of it on arrival has many digits.
+            said = f"the client's deadline of {limit_s:.3g} s"
         timer = asyncio.timeout(limit_s)
         try:
             async with timer:
@@ -192,9 +197,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             # Another TimeoutError from within is a bug.
             if not timer.expired():
                 raise
-            raise RpcError(
-                grpc.StatusCode.DEADLINE_EXCEEDED, f"{whose} deadline of {limit_s:.3g} s has passed"
-            ) from None
+            raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, f"{said} has passed") from None
 
 
 @contextlib.contextmanager

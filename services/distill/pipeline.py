@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from services.common.engine.admission import AdmissionLimits
 from services.common.engine.draft_model import DraftModel
@@ -24,7 +25,7 @@ from services.distill.errors import DistillError
 from services.distill.folder import Settings, begin, require_same
 from services.distill.learning import learn
 from services.distill.run import DistillOptions, Outcome, Progress, Run, load_target
-from services.distill.start import read_openings, read_start
+from services.distill.start import Start, read_openings, read_start
 from services.distill.states import check_target, needed_bytes, write_states
 from services.distill.unrolled import unroll
 from services.distill.writing import Shards, longest_turn, write
@@ -79,7 +80,7 @@ def _settings(run: Run, known: Settings | None, loaded: LoadedModel) -> Settings
     check_target(loaded)
     settings = begin(loaded, **asked, width=options.width, openings=openings, start=start)
     turns(loaded, settings.openings, longest_turn(settings.width))
-    _try(settings, loaded)
+    _try(settings, loaded, start)
     try:
         if start is not None:
             run.folder.keep_start(start)
@@ -89,14 +90,15 @@ def _settings(run: Run, known: Settings | None, loaded: LoadedModel) -> Settings
     return settings
 
 
-def _try(settings: Settings, loaded: LoadedModel) -> None:
+def _try(settings: Settings, loaded: LoadedModel, start: Start | None) -> None:
     """Run the draft that is to be made once, untrained.
 
     Raises:
-        DistillError: The target's layers cannot be taken out of it.
+        DistillError: The target's layers cannot be taken out of it, or the weights to begin with are of other shapes.
     """
     try:
-        draft = DraftModel(settings.config(), loaded.model, torch.arange(2, device=loaded.device)).to(loaded.device)
+        ids = torch.arange(2) if start is None else torch.from_numpy(start.head_ids)
+        draft = DraftModel(settings.config(), loaded.model, ids.to(loaded.device)).to(loaded.device)
         width = 0 if draft.fuse is None else draft.fuse.in_features
         features = torch.zeros(1, 4, width, dtype=loaded.model.dtype, device=loaded.device) if width else None
         with torch.no_grad():
@@ -108,6 +110,13 @@ def _try(settings: Settings, loaded: LoadedModel) -> None:
             f"{loaded.model_id} ({loaded.config.model_type}) cannot be distilled: no draft can be made of its layers: "
             f"{type(error).__name__}: {reason}"
         ) from error
+    if start is not None:
+        try:
+            draft.load_state_dict(load_file(start.weights))
+        except RuntimeError as error:
+            raise DistillError(
+                f"--start {start.weights.parent}: is a draft of {start.config.target}, whose layers have other shapes"
+            ) from error
 
 
 def _tokens_to_write(options: DistillOptions, corpus: Corpus, shards: Shards) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -58,6 +59,39 @@ def test_what_cannot_be_fetched_is_said_in_a_line(tmp_path: Path) -> None:
     assert last["unreachable"].startswith(f"Error: {NAME} could not be fetched into ")
     assert last["unknown"].startswith("Error: someone/else could not be fetched into ")
     assert last["no model"] == f"Error: {NAME} has no config.json: a model for transformers has"
+
+
+def test_a_folder_holds_one_model(tmp_path: Path) -> None:
+    repository = make_tiny_llama(tmp_path / "repository")
+    home = tmp_path / "home"
+    with Hub(NAME, repository) as hub:
+        assert fetch(home, NAME, hub.endpoint).returncode == 0
+        refusals = [
+            fetch(home, model, hub.endpoint)
+            for model in (f"{NAME}@{'1' * 40}", "another/tiny", "someone/SmolLM2-135M-Instruct")
+        ]
+    assert {done.returncode for done in refusals} == {1}
+    assert [f"it holds {NAME}@main" in done.stderr for done in refusals] == [True, True, False]
+    assert "fetch `default`" in refusals[2].stderr
+    assert not (home / "models" / "SmolLM2-135M-Instruct").exists()
+
+
+def test_a_part_of_a_model_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    repository = make_tiny_llama(tmp_path / "repository")
+    home = tmp_path / "home"
+    with Hub(NAME, repository) as hub:
+        folder = Path(fetch(home, NAME, hub.endpoint).stdout.strip())
+    (folder / "model.safetensors").unlink()
+    done = fetch(home, NAME)
+    assert done.returncode == 1
+    assert "there is no *.safetensors" in done.stderr or "could not be fetched" in done.stderr
+    (folder / "model-00001-of-00002.safetensors").touch()
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {f"w{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}})
+    )
+    done = fetch(home, NAME)
+    assert done.returncode == 1
+    assert "there is no model-00002-of-00002.safetensors" in done.stderr or "could not be fetched" in done.stderr
 
 
 def test_a_default_model_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class World:
             return [self.keep(i) for i in range(gamma)]
         kept: list[float] = []
         reached = 1.0
-        while len(kept) < gamma and reached * self.keep(len(kept)) >= stop_below:
+        # The first is always sampled.
+        while len(kept) < gamma and (not kept or reached * self.keep(len(kept)) >= stop_below):
             mean = self.keep(len(kept))
             kept.append(float(rng.beta(mean * self.certainty, (1 - mean) * self.certainty)))
             reached *= kept[-1]

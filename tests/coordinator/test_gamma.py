@@ -102,6 +102,16 @@ def test_a_draft_that_is_always_late_is_left_alone() -> None:
     assert any(gamma for (gamma,) in simulation.run(6000))
 
 
+def test_hours_that_went_well_are_no_credit_for_trying_a_draft_that_is_late() -> None:
+    simulation = Simulation(world(0.9, 0.1))
+    simulation.run(5000)
+    simulation.world = replace(world(0.9, 0.1), asking_s=2.0, late_s=1.0)
+    # To notice it, which takes some rounds.
+    simulation.run(50)
+    chosen = simulation.run(500)
+    assert sum(1.0 for (gamma,) in chosen if gamma) < 0.5 * 500 * PASS_S
+
+
 def share_after(before: World, after: World, most: int = 16, sessions: tuple[int, int] = (1, 1)) -> float:
     """Return the share of the best fixed gamma over rounds 20 to 60 after a change, at most so many drafts a round."""
     shares = []

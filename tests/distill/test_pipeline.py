@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from services.common.engine.draft_model import DraftModel
 from services.common.engine.model import LoadedModel
@@ -259,6 +260,11 @@ def another_vocabulary(folder: Path) -> None:
     (folder / "draft_config.json").write_text(json.dumps({**config, "tokenizer_fingerprint": "other"}))
 
 
+def another_width(folder: Path) -> None:
+    weights = load_file(folder / "draft.safetensors")
+    save_file({name: value[..., :-2].contiguous() for name, value in weights.items()}, folder / "draft.safetensors")
+
+
 def broken(folder: Path) -> None:
     (folder / "draft.safetensors").write_bytes(b"not this")
 
@@ -270,6 +276,7 @@ def broken(folder: Path) -> None:
         (None, {"kind": "tokens"}, "--kind is tokens: must be hidden"),
         (None, {"head": 61}, "--head is 61: must be 60"),
         (another_vocabulary, {}, "--start .*: is a draft of .*, whose tokenizer is not this target's"),
+        (another_width, {"head": None}, "--start .*: is a draft of .*, whose layers have other shapes"),
         (broken, {}, "--start .*: is no draft"),
         (shutil.rmtree, {}, "--start .*: is no draft"),
     ],

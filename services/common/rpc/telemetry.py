@@ -84,7 +84,7 @@ def _metrics_page(listen: str) -> MetricReader:
 
     host, _, port = listen.rpartition(":")
     try:
-        start_http_server(int(port), host)
+        start_http_server(int(port), host.strip("[]"))
     except (OSError, ValueError, OverflowError) as error:
         raise StartupError(f"--metrics-listen is {listen}: cannot listen there: {error}") from None
     return PrometheusMetricReader()

@@ -145,7 +145,7 @@ class DraftSession:
             if line is not None:
                 await line.close()
             if self._sending is not None:
-                # Over now that its call is.
+                # Over once its call is.
                 await asyncio.gather(self._sending, return_exceptions=True)
         finally:
             await self._move.close()
