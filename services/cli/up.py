@@ -17,6 +17,8 @@ from services.cli.progress import progress
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # By these the pair of models may be another than the default one.
 _SET_ELSEWHERE = frozenset({"PACELINE_TARGET_MODEL", "PACELINE_DRAFT_DRAFTER", "PACELINE_DRAFT_MODEL"})
+# Whether the default draft looks up first, where it is said elsewhere.
+_LOOK_UP = "PACELINE_DRAFT_NGRAM_FIRST"
 
 
 @click.command()
@@ -63,9 +65,11 @@ def service_arguments(
         draft_model = "default"
     if draft_model is not None:
         drafter = "model"
+    # Guesses cost nothing where they are kept, and are left alone where they are not.
+    looks_up = draft_model == "default" and _LOOK_UP not in os.environ
     return (
         [*_flags(listen=listen, default_gamma=gamma), *([] if gamma is None else ["--no-adaptive-gamma"])],
-        _flags(drafter=drafter, model=draft_model, dtype=dtype),
+        _flags(drafter=drafter, model=draft_model, dtype=dtype, ngram_first=3 if looks_up else None),
         _flags(model=model, dtype=dtype),
     )
 

@@ -110,6 +110,8 @@ def test_settings_reach_the_services(env: Environment) -> None:
 
 def test_a_draft_model_needs_a_drafter_that_has_one() -> None:
     assert service_arguments(draft_model="d", drafter="model")[1] == ["--drafter", "model", "--model", "d"]
+    own = service_arguments(draft_model="default")[1]
+    assert own == ["--drafter", "model", "--model", "default", "--ngram-first", "3"]
     with pytest.raises(Exception, match="--draft-model is for --drafter model"):
         service_arguments(draft_model="d", drafter="ngram")
 
