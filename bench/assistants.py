@@ -38,7 +38,7 @@ def assistant(choice: str, draft: Path | None, loaded: LoadedModel, tokens: int 
 
     Args:
         choice: A folder of a draft, or `early-exit:LAYERS`: the target's own first layers, with its norm and head.
-            Empty: the draft that is measured, where transformers can run it.
+            Empty: the draft that is measured where transformers can run it, else the first quarter of the target.
         draft: The draft that is measured.
         loaded: The target.
         tokens: Of a round; None leaves transformers' own choice.
@@ -46,6 +46,8 @@ def assistant(choice: str, draft: Path | None, loaded: LoadedModel, tokens: int 
     Raises:
         click.ClickException: There is none, or transformers cannot run it.
     """
+    if not choice and draft is not None and DraftConfig.read(draft).feature_layers:
+        choice = f"early-exit:{max(1, loaded.config.num_hidden_layers // 4)}"
     if choice.startswith("early-exit:"):
         return choice, _early_exit(choice, loaded, tokens)
     folder = Path(choice) if choice else draft

@@ -30,7 +30,10 @@ TABLE = "compare"
 @click.command()
 @options(prompts=24, tokens=128, repeats=3)
 @click.option(
-    "--assistant", "choice", default="", help="A draft for transformers, or early-exit:LAYERS. Default: --draft"
+    "--assistant",
+    "choice",
+    default="",
+    help="A draft for transformers, or early-exit:LAYERS. Default: --draft if it can run it",
 )
 @click.option("--assistant-tokens", type=click.IntRange(1), help="Of a round. Default: transformers' own choice.")
 @click.option(

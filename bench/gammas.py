@@ -49,7 +49,7 @@ def main(
 
 async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, Any], path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        cluster = await start(stack, options.services(coordinator=("--overlap", "off")))
+        cluster = await start(stack, options.services(coordinator=("--overlap", "off"), draft=("--ngram-first", "0")))
         stub = await connect(stack, cluster)
         loaded = load(options.target)
         store = Store(path, about(TABLE, loaded, {**settings, **options.settings()}))

@@ -20,6 +20,7 @@ from bench.start import Arguments
 from bench.store import Store
 from bench.systems import System
 from services.common.engine.model import LoadedModel
+from services.draft_worker.models import DEFAULT_DRAFT
 
 T = TypeVar("T")
 
@@ -43,7 +44,8 @@ class Options:
         repeats: How often everything is run.
         modes: Keys of MODES.
         target: The model: `default`, a folder, a hub id.
-        draft: A trained draft; None for n-gram lookup alone.
+        draft: A trained draft; None for the default target's own, and for another target n-gram lookup alone.
+        lookup_alone: No trained draft, for the default target neither.
         draft_args: More arguments of the draft worker's command.
         target_args: Of the target worker's.
         coordinator_args: Of the coordinator's.
@@ -60,6 +62,7 @@ class Options:
     modes: tuple[str, ...]
     target: str
     draft: Path | None
+    lookup_alone: bool
     draft_args: str
     target_args: str
     coordinator_args: str
@@ -85,9 +88,11 @@ class Options:
         """
         trained = ("--drafter", "model", "--model", str(self.draft)) if self.draft else ()
         of = ("--target-model", self.target) if self.draft and self.target != "default" else ()
+        # As `paceline up` serves it.
+        looks_up = ("--ngram-first", "3") if self.draft == DEFAULT_DRAFT else ()
         return Arguments(
             coordinator=(*coordinator, *shlex.split(self.coordinator_args)),
-            draft=(*trained, *of, *draft, *shlex.split(self.draft_args)),
+            draft=(*trained, *of, *looks_up, *draft, *shlex.split(self.draft_args)),
             target=("--model", self.target, "--no-prefix-reuse", *target, *shlex.split(self.target_args)),
         )
 
@@ -113,7 +118,12 @@ def options(*, prompts: int, tokens: int, repeats: int) -> Callable[[Callable[..
         click.option("--repeats", type=click.IntRange(1), help=f"How often everything is run. Default: {repeats}"),
         click.option("--mode", "modes", type=click.Choice(list(MODES)), multiple=True, help="Default: all."),
         click.option("--target", default="default", show_default=True, help="The model: a folder, a hub id."),
-        click.option("--draft", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A trained draft."),
+        click.option(
+            "--draft",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            help="A trained draft. Default: the default target's own, for that target.",
+        ),
+        click.option("--lookup-alone", is_flag=True, help="N-gram lookup and no trained draft."),
         click.option(
             "--draft-args", default="", help="More of the draft worker's command: '--ngram-first 3 --threads 1'."
         ),
@@ -131,6 +141,8 @@ def options(*, prompts: int, tokens: int, repeats: int) -> Callable[[Callable[..
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def called(**given: Any) -> None:
+            if given["draft"] is None and given["target"] == "default" and not given["lookup_alone"]:
+                given["draft"] = DEFAULT_DRAFT
             common = Options(**{name: given.pop(name) for name in Options.__slots__})
             function(common, **given)
 

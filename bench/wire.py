@@ -63,7 +63,11 @@ async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, 
         clusters = {
             kind: await start(
                 stack,
-                options.services(coordinator=(*coordinator, "--overlap", "off"), draft=draft, target=_KV_MEMORY),
+                options.services(
+                    coordinator=(*coordinator, "--overlap", "off"),
+                    draft=("--ngram-first", "0", *draft),
+                    target=_KV_MEMORY,
+                ),
                 kind,
             )
             for kind, (coordinator, draft) in kinds.items()

@@ -233,12 +233,14 @@ class RoundCosts:
         """Whether drafts have been timed, more than once: a first time may be an accident."""
         return self._drafted >= _FEW and bool(self._verifying)
 
-    def observe(self, done: Round, *, asked: bool) -> None:
+    def observe(self, done: Round, *, asked: bool, steady: bool = True) -> None:
         """Learn from a round.
 
         Args:
             done: The round.
             asked: Whether a drafter was asked; one that is absent costs nothing.
+            steady: Whether it was asked in the last round too. A draft that was not has to wake up, to read its
+                weights anew and to take in the text since: a round by itself says little of what many would cost.
         """
         target, draft = done.target, done.draft
         if done.index == 0 or not target.elapsed_s:
@@ -255,7 +257,7 @@ class RoundCosts:
         rest_s = done.total_s - target.elapsed_s
         if not asked:
             self._idle.observe(0, rest_s)
-        elif draft.forward_tokens <= done.proposed + _CATCHING_UP:
+        elif (steady or not done.proposed) and draft.forward_tokens <= done.proposed + _CATCHING_UP:
             self._drafted += 1
             self._curve(self._drafting, load, None).observe(min(done.proposed, self._size - 1), rest_s)
 

@@ -10,8 +10,10 @@ from services.coordinator.costs import RoundCosts
 from services.coordinator.keeping import Floats, KeepRates, SessionKeeping
 from services.coordinator.types import Round
 
-# What is asked for before anything is known.
-_FIRST = 1
+# What is asked for before anything is known: enough for a line through what drafts cost.
+_FIRST = 4
+# Rounds that a try of drafts takes where gamma is 0. In the first the draft wakes up and takes in what it has missed.
+_BURST = 3
 # Share of the time that may be lost to rounds run only to learn.
 _SHARE = 0.01
 # Tries that the account holds at most.
@@ -99,10 +101,10 @@ class Speculation:
         self._probe, self._probe_until = 0, 0
         self._owing, self._worth_s = 0, 0.0
 
-    def observe(self, done: Round, *, asked: bool) -> None:
-        """Learn from a round of any request."""
+    def observe(self, done: Round, *, asked: bool, steady: bool = True) -> None:
+        """Learn from a round of any request; see `RoundCosts.observe`."""
         self._rounds += 1
-        self.costs.observe(done, asked=asked)
+        self.costs.observe(done, asked=asked, steady=steady)
         self._credit_s += _SHARE * done.total_s
         if self._owing and done.gamma == self._probe:
             self._owing -= 1
@@ -115,7 +117,7 @@ class Speculation:
             self._owing = 0
         if self.costs.is_known:
             # Enough for the dearest try. More would be spent all at once, after hours in which nothing had to be tried.
-            most_s = _TRIES * self.costs.sessions * float(self.costs.price().by_drafts.max())
+            most_s = _TRIES * _BURST * self.costs.sessions * float(self.costs.price().by_drafts.max())
             self._credit_s = min(self._credit_s, most_s)
 
     def probe(self, options: Options, best: int, gain_s: float = 0.0) -> int:
@@ -144,11 +146,12 @@ class Speculation:
         else:
             gamma = options.best(1)
             loss_s = hopeful.loss_s(gamma, 0)
-        if gamma == best or loss_s * sessions > may_lose_s:
+        tries = sessions if best else _BURST * sessions
+        if gamma == best or loss_s * tries > may_lose_s:
             return best
         self._probed = self._rounds
-        self._probe, self._probe_until = gamma, self._rounds + sessions
-        self._owing, self._worth_s = sessions, float(options.tokens[gamma]) / options.pace(best)
+        self._probe, self._probe_until = gamma, self._rounds + tries
+        self._owing, self._worth_s = tries, float(options.tokens[gamma]) / options.pace(best)
         return gamma
 
     def _hopeful(self, options: Options) -> Options:
@@ -171,6 +174,7 @@ class AdaptiveGamma:
         self._speculation = speculation
         self._keeping = SessionKeeping(speculation.rates)
         self._stop_below = 0.0
+        self._drafted = False
 
     @property
     def stop_below(self) -> float:
@@ -198,5 +202,6 @@ class AdaptiveGamma:
         """Learn from a round that is over."""
         # A drafter that is absent or busy refuses at once: that says nothing of drafts, and costs nothing to try again.
         asked = done.gamma > 0 and not (done.degraded and not done.proposed and not done.draft.elapsed_s)
-        self._speculation.observe(done, asked=asked)
+        self._speculation.observe(done, asked=asked, steady=self._drafted)
+        self._drafted = asked
         self._keeping.observe(done.gamma if asked else 0, done.proposed, done.decision.accepted)

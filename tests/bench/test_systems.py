@@ -110,4 +110,6 @@ def test_a_draft_that_reads_hidden_states_is_refused(loaded: LoadedModel, tmp_pa
     config = DraftConfig("tiny", loaded.tokenizer_fingerprint, layers=(0,), feature_layers=(1, 2))
     DraftModel(config, loaded.model, torch.arange(64)).save(tmp_path / "hidden")
     with pytest.raises(click.ClickException, match="hidden reads the target's hidden states"):
-        assistant("", tmp_path / "hidden", loaded, None)
+        assistant(str(tmp_path / "hidden"), None, loaded, None)
+    told, arguments = assistant("", tmp_path / "hidden", loaded, None)
+    assert (told, arguments) == ("early-exit:1", {"assistant_early_exit": 1}), "where it is measured, another one helps"
