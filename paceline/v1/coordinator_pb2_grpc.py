@@ -51,7 +51,7 @@ class CoordinatorServiceServicer(object):
 
         Errors: INVALID_ARGUMENT names field, value and limit. UNAVAILABLE: no target worker could be reached in time.
         RESOURCE_EXHAUSTED: no room, and google.rpc.RetryInfo in the status details says when there may be some.
-        DEADLINE_EXCEEDED: the deadline (the client's, else the server's) passed.
+        DEADLINE_EXCEEDED: the deadline passed: the sooner of the client's and the server's longest one, or the server's default.
         INTERNAL: anything else, with the request id to find it in the log by.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

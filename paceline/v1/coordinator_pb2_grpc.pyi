@@ -38,7 +38,7 @@ class CoordinatorServiceStub:
 
     Errors: INVALID_ARGUMENT names field, value and limit. UNAVAILABLE: no target worker could be reached in time.
     RESOURCE_EXHAUSTED: no room, and google.rpc.RetryInfo in the status details says when there may be some.
-    DEADLINE_EXCEEDED: the deadline (the client's, else the server's) passed.
+    DEADLINE_EXCEEDED: the deadline passed: the sooner of the client's and the server's longest one, or the server's default.
     INTERNAL: anything else, with the request id to find it in the log by.
     """
 
@@ -52,7 +52,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
 
     Errors: INVALID_ARGUMENT names field, value and limit. UNAVAILABLE: no target worker could be reached in time.
     RESOURCE_EXHAUSTED: no room, and google.rpc.RetryInfo in the status details says when there may be some.
-    DEADLINE_EXCEEDED: the deadline (the client's, else the server's) passed.
+    DEADLINE_EXCEEDED: the deadline passed: the sooner of the client's and the server's longest one, or the server's default.
     INTERNAL: anything else, with the request id to find it in the log by.
     """
 
@@ -69,7 +69,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT names field, value and limit. UNAVAILABLE: no target worker could be reached in time.
         RESOURCE_EXHAUSTED: no room, and google.rpc.RetryInfo in the status details says when there may be some.
-        DEADLINE_EXCEEDED: the deadline (the client's, else the server's) passed.
+        DEADLINE_EXCEEDED: the deadline passed: the sooner of the client's and the server's longest one, or the server's default.
         INTERNAL: anything else, with the request id to find it in the log by.
         """
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import torch
+if TYPE_CHECKING:
+    # Not for a worker that only looks up: torch takes 120 MB.
+    import torch
 
 # Borders of classes of the probability that the model gives to its draft.
 _BORDERS: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
