@@ -23,9 +23,9 @@ from types import SimpleNamespace
 from prometheus_client import REGISTRY
 from services.common.rpc.gauges import EngineStats, export_engine
 from services.common.rpc.telemetry import configure_telemetry
-from services.coordinator.observe import Instruments
+from services.coordinator.instruments import Instruments
 configure_telemetry("probe", "probe-0", "127.0.0.1:0")
-Instruments().running.add(1)
+Instruments()
 stats = SimpleNamespace(**{name: 1 for name in vars(EngineStats) if not name.startswith("_")})
 export_engine(lambda: stats)
 print(json.dumps([[s.name, s.labels] for family in REGISTRY.collect() for s in family.samples]))
