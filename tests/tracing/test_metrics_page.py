@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import socket
 import urllib.request
 from pathlib import Path
 
@@ -15,13 +14,7 @@ from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from services.common.rpc.codec import encode_sampling
 from services.common.specdec.types import SamplingParams
 from tests.support.processes import Processes
-from tests.tracing.conftest import Traced
-
-
-def free_address() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+from tests.tracing.conftest import Traced, free_address
 
 
 def page(address: str) -> dict[str, float]:
