@@ -183,7 +183,7 @@ class Rounds:
         size = sum(draft.q.nbytes for draft in drafts)
         good, reason = await offload(size, usable_drafts, drafts, self._plan.vocab_size)
         if reason and not self._told:
-            log.warning("request %s: the draft worker's %s", self._plan.request_id, reason)
+            log.warning("the draft worker's %s", reason)
             self._told = True
         return drafts[:good], reason
 

@@ -72,6 +72,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         async with statuses(context) as call, self._admission.admitted() as clock:
             call.request_id = check_request_id(request.request_id)
             with _request_span(context, call.request_id) as span:
+                call.traceparent = telemetry.traceparent(span)
                 async with self._deadline(context):
                     await context.send_initial_metadata((("paceline-request-id", call.request_id),))
                     await self._generate(request, call.request_id, span, clock, context)
@@ -91,7 +92,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 return
             except TargetChangedError as changed:
                 # Nothing has been decided yet: the new target's tokenizer and defaults make it another plan.
-                log.info("request %s: planned again, the target has changed: %s", request_id, changed)
+                log.info("planned again, the target has changed: %s", changed)
 
     async def _answer(self, todo: Plan, target: Target, span: Span, clock: RequestClock, context: Context) -> None:
         answer = Answer(todo.stop, todo.max_tokens, target.codec.detokenizer(todo.prompt).push)

@@ -8,6 +8,7 @@ import importlib
 
 from paceline.v1 import draft_pb2_grpc, worker_pb2
 from services.common.rpc.gauges import export_engine, export_sessions
+from services.common.rpc.logs import adopt_libraries
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.common.rpc.worker import RECEIVE_MIB
 from services.common.specdec.types import MAX_FEATURE_BYTES
@@ -50,6 +51,7 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
     # Imported here: an n-gram drafter needs no torch, not even installed. In a thread, for it takes seconds in which
     # health and signals have to be answered.
     await asyncio.to_thread(importlib.import_module, "services.draft_worker.models")
+    adopt_libraries()
     from services.common.engine.worker import start_engine
     from services.draft_worker.models import features_of, load, proposer_of
 

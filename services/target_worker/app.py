@@ -7,6 +7,7 @@ import contextlib
 from paceline.v1 import target_pb2_grpc, worker_pb2
 from services.common.engine.worker import start_engine
 from services.common.rpc.gauges import export_engine
+from services.common.rpc.logs import adopt_libraries
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.common.rpc.worker import RECEIVE_MIB
 from services.target_worker.config import TargetSettings
@@ -20,6 +21,7 @@ async def serve(settings: TargetSettings) -> None:
     Raises:
         StartupError: The model or the address cannot be had.
     """
+    adopt_libraries()
     server = Server(settings, [SERVICE], receive_mib=RECEIVE_MIB)
     service = TargetService(server, settings.idle_timeout_s, settings.max_streams)
     target_pb2_grpc.add_TargetServiceServicer_to_server(service, server.grpc)

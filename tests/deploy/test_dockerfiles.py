@@ -44,7 +44,9 @@ def test_environment_and_port_are_the_codes(name: str) -> None:
     settings, final = SERVICES[name].settings, stages(PATHS[name])[-1]
     variables = environment(final)
     ours = {variable for variable in variables if variable.startswith("PACELINE_")} - {"PACELINE_HOME"}
-    assert ours == {settings.env_name("listen")}
+    assert ours == {settings.env_name("listen"), settings.env_name("log_format")}
+    # What reads a container's log is a machine.
+    assert variables[settings.env_name("log_format")] == "json"
     port = only(final, "EXPOSE")
     assert variables[settings.env_name("listen")] == f"0.0.0.0:{port}"
     assert settings.model_fields["listen"].default == f"127.0.0.1:{port}"

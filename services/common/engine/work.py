@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -53,7 +54,9 @@ class Work:
     ) -> None:
         self.session = session
         self.rows = rows
-        self.step = step
+        # In the caller's context, so that what it logs on the engine's thread is told of the caller's request.
+        context = contextvars.copy_context()
+        self.step: Callable[[torch.Tensor], int | None] = lambda logits: context.run(step, logits)
         self.cancelled = False
         self.begun = False
         self.pending = 0

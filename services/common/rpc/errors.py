@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from services.common.rpc.logs import CallInfo, logged_as
 from services.common.specdec.errors import CapacityError, InvalidFieldError, RequestError, WrongModelError
 
 log = logging.getLogger(__name__)
@@ -73,23 +73,21 @@ def _retry_info(code: grpc.StatusCode, message: str, retry_after_s: float) -> tu
     return _DETAILS, status.SerializeToString()
 
 
-@dataclass
-class CallInfo:
-    """What is known of a call by the time that it fails."""
-
-    request_id: str = "-"
-
-
 class statuses:  # noqa: N801 - used as a context manager
-    """Turn what a handler raises into the call's status."""
+    """Turn what a handler raises into the call's status, and have what it logs told of the call."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._call = CallInfo()
+        self._logged = logged_as(self._call)
 
     async def __aenter__(self) -> CallInfo:
+        self._logged.__enter__()
         return self._call
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
-            await abort(self._context, error, self._call.request_id)
+        try:
+            if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+                await abort(self._context, error, self._call.request_id)
+        finally:
+            self._logged.__exit__(None, None, None)

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
 import grpc
@@ -16,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.common.rpc.channel import keepalive_options, message_options
+from services.common.rpc.logs import configure_logging
 from services.common.rpc.probes import Probes, add_port
 from services.common.rpc.settings import ServerSettings
 from services.common.rpc.telemetry import configure_telemetry, flush_telemetry
@@ -184,24 +184,19 @@ def run_process(settings: ServerSettings, service_name: str, serve: Callable[[],
     """Run a service as this process: logs, telemetry, event loop, exit code.
 
     Raises:
-        SystemExit: It cannot start; the message says why.
+        SystemExit: It cannot start; the log says why.
     """
-    configure_logging(settings.log_level)
+    instance = instance_name(settings)
+    configure_logging(settings.log_level, settings.log_format, {"service": service_name, "instance": instance})
     exit_on_signal()
     try:
-        configure_telemetry(service_name, instance_name(settings), settings.metrics_listen)
+        configure_telemetry(service_name, instance, settings.metrics_listen)
         asyncio.run(serve())
     except StartupError as error:
-        raise SystemExit(f"{service_name}: {error}") from error
+        log.critical("%s: %s", service_name, error)
+        raise SystemExit(1) from error
     finally:
         flush_telemetry()
-
-
-def configure_logging(level: str) -> None:
-    """Log to standard error; standard output is for LISTENING and READY."""
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", force=True
-    )
 
 
 def instance_name(settings: ServerSettings) -> str:

@@ -14,6 +14,8 @@ import click
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from services.common.rpc.logs import LogFormat
+
 T = TypeVar("T", bound="Settings")
 
 
@@ -53,6 +55,7 @@ class ServerSettings(Settings):
     )
     worker_id: str = Field("", description="Name in logs and traces; default HOSTNAME-PID.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
+    log_format: LogFormat = Field("console", description="Lines of the log: text for people, or JSON objects.")
 
 
 class ModelSettings(ServerSettings):

@@ -110,6 +110,13 @@ def flush_telemetry() -> None:
         thread.join(max(0.0, give_up_s - time.monotonic()))
 
 
+def traceparent(span: Span) -> str:
+    """Return a span's context as a W3C header; empty where it has none."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, trace.set_span_in_context(span))
+    return carrier.get("traceparent", "")
+
+
 def inject(span: Span, message: Traced) -> None:
     """Write a span's context into a message's trace fields."""
     if not span.get_span_context().is_valid:

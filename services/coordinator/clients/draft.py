@@ -159,7 +159,7 @@ class DraftSession:
             if elsewhere is None:
                 self._move.begin(partial(self._open_elsewhere, round_index, info))
             else:
-                log.info("request %s: on another draft", self._start.request_id)
+                log.info("on another draft")
                 left, self._line, self._unanswered = self._line, elsewhere, None
                 if left is not None:
                     await left.close()
@@ -241,7 +241,7 @@ class DraftSession:
         return True
 
     async def _drop(self, lost: StreamLostError) -> None:
-        log.warning("request %s: draft lost: %s", self._start.request_id, lost)
+        log.warning("draft lost: %s", lost)
         self._on_lost(lost.code)
         if self._features is not None:
             self._features.known_end = None

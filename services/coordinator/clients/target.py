@@ -235,7 +235,7 @@ class TargetSession:
         if elsewhere is None:
             self._move.begin(partial(self._open_elsewhere, round_index, list(committed)))
             return
-        log.info("request %s: on another target", self._start.request_id)
+        log.info("on another target")
         left, self._line = self._line, elsewhere
         await left.close()
 
@@ -253,6 +253,6 @@ class TargetSession:
         return line
 
     async def _drop(self, lost: StreamLostError) -> None:
-        log.warning("request %s: target lost: %s", self._start.request_id, lost)
+        log.warning("target lost: %s", lost)
         self._on_lost(lost.code)
         await self.close()

@@ -17,7 +17,8 @@ from typing import Any
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc
-from services.common.rpc.server import Server, configure_logging
+from services.common.rpc.logs import configure_logging
+from services.common.rpc.server import Server
 from services.common.rpc.settings import ServerSettings
 from tests.cli import scripted
 
