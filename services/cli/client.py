@@ -63,7 +63,7 @@ async def stream_answer(
     Raises:
         CallError: The call failed.
     """
-    metadata = [("traceparent", traceparent)] if traceparent else []
+    metadata = [*access.metadata, *([("traceparent", traceparent)] if traceparent else [])]
     answer = Answer()
     async with open_channel(
         address, SERVICE, max_message_mib=_MAX_MESSAGE_MIB, keepalive_s=_KEEPALIVE_S, tls=access.tls

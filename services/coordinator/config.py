@@ -21,6 +21,9 @@ class CoordinatorSettings(ServerSettings):
     listen: str = Field("127.0.0.1:50050", description="Address to listen on, HOST:PORT; port 0 takes a free one.")
     target: str = Field("127.0.0.1:50052", description="Target workers, a gRPC name: HOST:PORT, dns:///name:port.")
     draft: str = Field("127.0.0.1:50051", description="Draft workers, a gRPC name; empty for none.")
+    tokens: str = Field(
+        "", description="File of bearer tokens, [NAME:]TOKEN a line: calls need one of them; read anew when it changes."
+    )
     workers_tls_ca: str = Field(
         "", description="PEM file: TLS to the workers, whose certificates one of these has signed; empty: plain text."
     )

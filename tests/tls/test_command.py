@@ -78,6 +78,14 @@ def test_what_it_refuses(arguments: tuple[str, ...], message: str) -> None:
 
 
 def test_plain_text_elsewhere_when_it_is_asked_for() -> None:
-    fields = {"tls_ca": "", "tls_cert": "", "tls_key": "", "tls_name": "", "insecure": True, "prompt": "a"}
+    fields = {
+        "tls_ca": "",
+        "tls_cert": "",
+        "tls_key": "",
+        "tls_name": "",
+        "token_file": "",
+        "insecure": True,
+        "prompt": "a",
+    }
     assert access_to("dns:///coordinator:1", fields) == PLAIN
     assert fields == {"prompt": "a"}, "what is not of access is left"
