@@ -10,6 +10,7 @@ import click
 import grpc
 
 from paceline.v1 import coordinator_pb2, coordinator_pb2_grpc
+from services.cli.access import PLAIN, Access
 from services.common.rpc.channel import open_channel
 from services.common.rpc.errors import retry_after_s
 
@@ -47,6 +48,7 @@ async def stream_answer(
     *,
     deadline_s: float | None = None,
     traceparent: str | None = None,
+    access: Access = PLAIN,
 ) -> Answer:
     """Call Generate and return the whole answer.
 
@@ -56,13 +58,16 @@ async def stream_answer(
         on_tokens: Called with the tokens of each chunk as it arrives.
         deadline_s: The call's deadline; None leaves it to the server.
         traceparent: W3C trace context to send.
+        access: Certificates and the like.
 
     Raises:
         CallError: The call failed.
     """
-    metadata = [("traceparent", traceparent)] if traceparent else []
+    metadata = [*access.metadata, *([("traceparent", traceparent)] if traceparent else [])]
     answer = Answer()
-    async with open_channel(address, SERVICE, max_message_mib=_MAX_MESSAGE_MIB, keepalive_s=_KEEPALIVE_S) as channel:
+    async with open_channel(
+        address, SERVICE, max_message_mib=_MAX_MESSAGE_MIB, keepalive_s=_KEEPALIVE_S, tls=access.tls
+    ) as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         started_s = time.perf_counter()
         call = stub.Generate(request, timeout=deadline_s, metadata=metadata)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from paceline.v1 import coordinator_pb2
+from services.cli.access import Access, access_options, access_to
 from services.cli.client import stream_answer
 from services.cli.interrupt import run_or_exit
 from services.cli.output import answer_object, stderr_console
@@ -26,6 +27,7 @@ from services.cli.waterfall import new_traceparent, waterfall
     metavar="HOST:PORT",
     help="The coordinator: HOST:PORT, dns:///name:port.",
 )
+@access_options
 @click.option("--prompt", metavar="TEXT", help="Raw text to go on from, as it is; - reads standard input.")
 @click.option("--chat", metavar="TEXT", help="One user message for the model's chat template; - reads standard input.")
 @click.option("--token-ids", type=token_ids, metavar="ID,ID,...", help="Token ids to go on from, as they are.")
@@ -64,19 +66,23 @@ from services.cli.waterfall import new_traceparent, waterfall
 @click.option("--trace", is_flag=True, help="Have the request traced, and print its tree as a waterfall.")
 def generate(address: str, deadline_s: float | None, as_json: bool, trace: bool, **fields: Any) -> None:
     """Stream one answer; on a terminal each token has the colour of its origin."""
+    access = access_to(address, fields)
     request = build_request(**fields)
     if as_json:
-        run_or_exit(_print_json(address, request, deadline_s, trace))
+        run_or_exit(_print_json(address, request, deadline_s, trace, access))
     else:
-        run_or_exit(show_answer(address, request, deadline_s=deadline_s, trace=trace))
+        run_or_exit(show_answer(address, request, deadline_s=deadline_s, trace=trace, access=access))
 
 
 async def _print_json(
-    address: str, request: coordinator_pb2.GenerateRequest, deadline_s: float | None, trace: bool
+    address: str, request: coordinator_pb2.GenerateRequest, deadline_s: float | None, trace: bool, access: Access
 ) -> None:
     trace_id, traceparent = new_traceparent()
     answer = await stream_answer(
-        address, request, lambda _: None, deadline_s=deadline_s, traceparent=traceparent if trace else None
+        *(address, request, lambda _: None),
+        deadline_s=deadline_s,
+        traceparent=traceparent if trace else None,
+        access=access,
     )
     click.echo(json.dumps(answer_object(answer), ensure_ascii=False))
     if trace:

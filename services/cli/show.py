@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.v1 import coordinator_pb2
+from services.cli.access import PLAIN, Access
 from services.cli.client import stream_answer
 from services.cli.output import TokenPrinter, stdout_console, table_console
 from services.cli.table import closing_table
@@ -15,6 +16,7 @@ async def show_answer(
     *,
     deadline_s: float | None = None,
     trace: bool = False,
+    access: Access = PLAIN,
 ) -> None:
     """Stream an answer to standard output, then its figures where they do not get into a pipe.
 
@@ -23,6 +25,7 @@ async def show_answer(
         request: What to ask.
         deadline_s: The call's deadline.
         trace: Ask for a trace and print the request's tree after the answer.
+        access: Certificates and the like.
 
     Raises:
         CallError: The call failed.
@@ -32,7 +35,10 @@ async def show_answer(
     trace_id, traceparent = new_traceparent()
     try:
         answer = await stream_answer(
-            address, request, printer, deadline_s=deadline_s, traceparent=traceparent if trace else None
+            *(address, request, printer),
+            deadline_s=deadline_s,
+            traceparent=traceparent if trace else None,
+            access=access,
         )
     except BaseException:
         # Also when it fails or is cancelled in mid-text, what comes next on a terminal starts on a line of its own.

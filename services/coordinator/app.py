@@ -7,7 +7,9 @@ import asyncio
 from opentelemetry.metrics import Meter
 
 from paceline.v1 import coordinator_pb2_grpc
+from services.common.rpc.guards import BearerTokens
 from services.common.rpc.server import Server, run
+from services.common.rpc.tokens import Tokens
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.instruments import Instruments
 from services.coordinator.service import SERVICE, CoordinatorService
@@ -29,7 +31,8 @@ class Coordinator:
             meter: Where its metrics go; None for where the environment says.
         """
         instruments = Instruments(meter)
-        self._server = Server(settings, [SERVICE], receive_mib=settings.max_request_mib)
+        guards = [BearerTokens(Tokens(settings.tokens))] if settings.tokens else []
+        self._server = Server(settings, [SERVICE], receive_mib=settings.max_request_mib, guards=guards)
         self._workers = Workers(settings, instruments)
         service = CoordinatorService(settings, self._workers, instruments)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self._server.grpc)

@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import grpc
 
 from paceline.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
 from services.common.rpc.channel import open_channel
 from services.common.rpc.metered import metered
+from services.common.rpc.tls import ClientTls
 from services.coordinator.clients.features import is_fed
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.instruments import Instruments
@@ -41,12 +43,21 @@ class Workers:
     """
 
     def __init__(self, settings: CoordinatorSettings, instruments: Instruments) -> None:
+        """Open the channels.
+
+        Raises:
+            StartupError: Certificates cannot be read or used.
+        """
         self._instruments = instruments
         self._channels: list[grpc.aio.Channel] = []
+        files = settings.worker_files
+        tls = ClientTls(files) if files else None
+        for address in settings.open_links.values():
+            log.warning("in plain text to %s, as --insecure asks: who is on the way can read and change it", address)
 
         def channel(address: str, service: str) -> grpc.aio.Channel:
             opened = open_channel(
-                address, service, max_message_mib=settings.max_message_mib, keepalive_s=settings.keepalive_s
+                address, service, max_message_mib=settings.max_message_mib, keepalive_s=settings.keepalive_s, tls=tls
             )
             self._channels.append(opened)
             return opened
@@ -74,6 +85,7 @@ class Workers:
         self._found = asyncio.Event()
         self._changed = asyncio.Event()
         self._judged = ""
+        self._faults: dict[str, str] = {}
         # Whether one answered when last asked, and was one to use.
         self._is_there = {"target": False} | ({"draft": False} if settings.draft else {})
         instruments.watch_workers(lambda: self._is_there)
@@ -108,7 +120,7 @@ class Workers:
     async def _watch_target(self) -> None:
         while True:
             is_there = False
-            with _reported("target"):
+            with self._reported("target"):
                 is_there = await self._find_target()
             self._is_there["target"] = is_there
             await self._pause(found=self.target is not None)
@@ -152,7 +164,7 @@ class Workers:
         await self._found.wait()
         while True:
             found: worker_pb2.ModelInfo | None = None
-            with _reported("draft"):
+            with self._reported("draft"):
                 reply = await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=_CALL_S)
                 found = reply.model
             # One that does not answer stays what it was: its sessions notice by themselves when it is gone.
@@ -195,13 +207,17 @@ class Workers:
         # Lost streams come in bursts: one question answers them all.
         await asyncio.sleep(_MISSING_S)
 
-
-@contextlib.contextmanager
-def _reported(which: str):  # type: ignore[no-untyped-def]
-    """Log what went wrong with asking a worker, and go on."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        log.debug("%s worker not found yet: %s %s", which, error.code().name, error.details())
-    except Exception:
-        log.exception("the %s worker's answer cannot be used", which)
+    @contextlib.contextmanager
+    def _reported(self, which: str) -> Iterator[None]:
+        """Log what went wrong with asking a worker, once as long as it stays the same, and go on."""
+        try:
+            yield
+            self._faults.pop(which, None)
+        except grpc.aio.AioRpcError as error:
+            fault = f"{error.code().name}: {error.details()}"
+            if self._faults.get(which) != fault:
+                self._faults[which] = fault
+                level = logging.INFO if error.code() is grpc.StatusCode.UNAVAILABLE else logging.WARNING
+                log.log(level, "no answer of a %s worker: %s", which, fault)
+        except Exception:
+            log.exception("the %s worker's answer cannot be used", which)

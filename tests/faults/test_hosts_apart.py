@@ -56,7 +56,7 @@ def apart(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ap
         hosts = {which: network.add() for which in ("target-1", "target-2", "draft-1", "draft-2", "coordinator")}
 
         def placed(which: str) -> tuple[str, ...]:
-            return ("--worker-id", which, *POOL)
+            return ("--worker-id", which, "--insecure", *POOL)
 
         targets = [
             run.target(
@@ -70,7 +70,7 @@ def apart(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ap
         ]
         for worker in (*targets, *drafts):
             worker.wait_until_serving()
-        both = ("--target", name(targets), "--draft", name(drafts), "--target-retry-s", "60", *KEEPALIVE)
+        both = ("--target", name(targets), "--draft", name(drafts), "--insecure", "--target-retry-s", "60", *KEEPALIVE)
         coordinator = run.coordinator(targets[0], drafts[0], *both, place=hosts["coordinator"].place)
         elsewhere = run.coordinator(targets[0], drafts[0], *both)
         yield Apart(hosts, coordinator, elsewhere)

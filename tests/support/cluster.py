@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,9 @@ from opentelemetry.metrics import Meter
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc, worker_pb2
+from services.common.rpc.channel import open_channel
 from services.common.rpc.codec import encode_sampling
+from services.common.rpc.tls import ClientTls
 from services.common.specdec.types import SamplingParams
 from services.coordinator.app import Coordinator
 from services.coordinator.config import CoordinatorSettings
@@ -147,6 +149,8 @@ async def scripted_cluster(
     wait_for_draft: bool = True,
     spares: int = 0,
     meter: Meter | None = None,
+    worker_settings: Mapping[str, Any] | None = None,
+    tls: ClientTls | None = None,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """Run the real coordinator with two scripted workers on free ports.
@@ -163,6 +167,8 @@ async def scripted_cluster(
             scripts see; they are honest until then.
         spares: How many more workers of each kind there are; honest, and draining until told to `serve`.
         meter: Gets the coordinator's metrics.
+        worker_settings: Fields of the workers' `ServerSettings`.
+        tls: How the coordinator is reached; by default in plain text.
         settings: Fields of `CoordinatorSettings`. By default nothing is ever late.
     """
     drafter = ScriptedDraft(law, context_length=draft_context_length)
@@ -171,6 +177,7 @@ async def scripted_cluster(
     spare_targets = [ScriptedTarget(law, eos_ids=eos_ids, context_length=context_length) for _ in range(spares)]
     async with contextlib.AsyncExitStack() as stack:
         for worker in (drafter, scorer, *spare_drafts, *spare_targets):
+            worker.settings = dict(worker_settings or {})
             await worker.start()
             stack.push_async_callback(worker.stop)
         for spare in (*spare_drafts, *spare_targets):
@@ -185,7 +192,11 @@ async def scripted_cluster(
         await coordinator.start()
         stack.push_async_callback(coordinator.stop)
         await asyncio.wait_for(coordinator.wait_until_ready(), 30)
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(coordinator.address))
+        channel = await stack.enter_async_context(
+            open_channel(coordinator.address, "", max_message_mib=64, keepalive_s=10, tls=tls)
+            if tls
+            else grpc.aio.insecure_channel(coordinator.address)
+        )
         stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         cluster = Cluster(law, coordinator, drafter, scorer, spare_drafts, spare_targets, channel, stub)
         if wait_for_draft:

@@ -7,6 +7,9 @@ from typing import Any
 
 import grpc
 
+from services.common.rpc.renewed import RenewedChannel
+from services.common.rpc.tls import ClientTls
+
 # Clients may ping this often without being told to stop; the spelling min_recv_ping_... is silently ignored by gRPC.
 _MIN_PING_INTERVAL_MS = 1_000
 
@@ -36,6 +39,7 @@ def open_channel(
     *,
     max_message_mib: int,
     keepalive_s: float,
+    tls: ClientTls | None = None,
 ) -> grpc.aio.Channel:
     """Open a channel that spreads its calls over all pods behind an address that say they serve.
 
@@ -44,24 +48,31 @@ def open_channel(
         service: Full name whose health is watched; a pod that is NOT_SERVING gets no new call.
         max_message_mib: Largest message, both ways.
         keepalive_s: How often a silent peer is pinged.
+        tls: Credentials; None for plain text.
     """
+    options = _options(service, max_message_mib, keepalive_s)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return RenewedChannel(tls, lambda credentials: grpc.aio.secure_channel(address, credentials, options=options))
+
+
+def _options(service: str, max_message_mib: int, keepalive_s: float) -> list[tuple[str, Any]]:
     service_config = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": service}}
-    return grpc.aio.insecure_channel(
-        address,
-        options=[
-            *message_options(max_message_mib),
-            *keepalive_options(keepalive_s),
-            ("grpc.service_config", json.dumps(service_config)),
-            # A proxy that the environment names is for the world outside, not for our own pods.
-            ("grpc.enable_http_proxy", 0),
-            # Retrying is the coordinator's: it knows what to send again.
-            ("grpc.enable_retries", 0),
-            # A restarted worker is found within a second or two; gRPC's own back-off goes up to two minutes.
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            # Also how long an attempt to connect may take.
-            ("grpc.min_reconnect_backoff_ms", 2_000),
-            ("grpc.max_reconnect_backoff_ms", 1_000),
-            # When every pod is replaced at once, their new addresses are wanted well before a lost target is given up.
-            ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-        ],
-    )
+    return [
+        *message_options(max_message_mib),
+        *keepalive_options(keepalive_s),
+        ("grpc.service_config", json.dumps(service_config)),
+        # A proxy that the environment names is for the world outside, not for our own pods.
+        ("grpc.enable_http_proxy", 0),
+        # Retrying is the coordinator's: it knows what to send again.
+        ("grpc.enable_retries", 0),
+        # A restarted worker is found within a second or two; gRPC's own back-off goes up to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        # Also how long an attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", 2_000),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # When every pod is replaced at once, their new addresses are wanted well before a lost target is given up.
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    ]

@@ -18,14 +18,14 @@ READY = "ready"
 _STATUS = health_pb2.HealthCheckResponse
 
 
-def add_port(server: grpc.aio.Server, address: str) -> str:
-    """Have a server listen in plain text and return the address, with the port that it got.
+def add_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
+    """Have a server listen, in plain text without credentials, and return the address, with the port that it got.
 
     Raises:
         StartupError: The address cannot be had.
     """
     try:
-        port = server.add_insecure_port(address)
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError:
         raise StartupError(
             f"cannot listen on {address}: is the port taken, or the address not of this machine?"

@@ -14,11 +14,14 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.common.rpc.addresses import is_loopback
 from services.common.rpc.channel import keepalive_options, message_options
+from services.common.rpc.guards import CallerNames
 from services.common.rpc.logs import configure_logging
 from services.common.rpc.probes import Probes, add_port
 from services.common.rpc.settings import ServerSettings
 from services.common.rpc.telemetry import configure_telemetry, flush_telemetry
+from services.common.rpc.tls import server_credentials
 from services.common.specdec.errors import StartupError
 
 log = logging.getLogger(__name__)
@@ -34,7 +37,13 @@ class Server:
         draining: It is going to stop: services say so in their replies, and go on answering.
     """
 
-    def __init__(self, settings: ServerSettings, services: Sequence[str], receive_mib: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        services: Sequence[str],
+        receive_mib: int | None = None,
+        guards: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         """Make a server.
 
         Args:
@@ -42,6 +51,10 @@ class Server:
             services: Full names of the services, for health and reflection.
             receive_mib: Largest message received; default `max_message_mib`. A message is parsed in the event loop
                 before anything can refuse it, so what strangers send should be held smaller than what rows need.
+            guards: Interceptors that refuse calls, besides the one that `tls_clients` asks for.
+
+        Raises:
+            StartupError: Certificates cannot be read or used.
         """
         self._settings = settings
         self._services = tuple(services)
@@ -53,7 +66,9 @@ class Server:
         ]
         if settings.max_connection_age_s:
             options.append(("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)))
-        self.grpc = grpc.aio.server(options=options)
+        self._credentials = server_credentials(settings)
+        names = settings.allowed_callers
+        self.grpc = grpc.aio.server(options=options, interceptors=[*([CallerNames(names)] if names else []), *guards])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc)
@@ -73,7 +88,11 @@ class Server:
             StartupError: The address cannot be had.
         """
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        self.address = add_port(self.grpc, self._settings.listen)
+        self.address = add_port(self.grpc, self._settings.listen, self._credentials)
+        if self._credentials is None and not is_loopback(self.address):
+            log.warning(
+                "in plain text on %s, as --insecure asks: who is on the way can read and change it", self.address
+            )
         if self._probes:
             await self._probes.start()
         await self.grpc.start()

@@ -14,6 +14,7 @@ import click
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from services.common.rpc.addresses import is_loopback
 from services.common.rpc.logs import LogFormat
 
 T = TypeVar("T", bound="Settings")
@@ -44,6 +45,19 @@ class ServerSettings(Settings):
         "", description="Address of a port for probes: health only, in plain text, alive and ready; empty: none."
     )
     metrics_listen: str = Field("", description="Address of a page of metrics for Prometheus, /metrics; empty: none.")
+    tls_cert: str = Field(
+        "", description="PEM file: the certificate that callers are shown, with its chain; read anew when it changes."
+    )
+    tls_key: str = Field("", description="PEM file: the key of --tls-cert.")
+    tls_ca: str = Field(
+        "", description="PEM file: ask callers for a certificate that one of these has signed; empty asks for none."
+    )
+    tls_clients: str = Field(
+        "", description="NAME,NAME: of those, let only these in, by DNS name or URI in the certificate; empty lets all."
+    )
+    insecure: bool = Field(
+        False, description="Plain text on links without TLS though they leave this machine; else that is refused."
+    )
     max_message_mib: int = Field(64, ge=4, le=1024, description="Largest message, sent or received, in MiB.")
     shutdown_grace_s: float = Field(30.0, ge=0, description="After SIGTERM, running streams may go on this long.")
     drain_s: float = Field(
@@ -56,6 +70,28 @@ class ServerSettings(Settings):
     worker_id: str = Field("", description="Name in logs and traces; default HOSTNAME-PID.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
     log_format: LogFormat = Field("console", description="Lines of the log: text for people, or JSON objects.")
+
+    @property
+    def allowed_callers(self) -> tuple[str, ...]:
+        """The names of `tls_clients`."""
+        return tuple(name.strip() for name in self.tls_clients.split(",") if name.strip())
+
+    @model_validator(mode="after")
+    def _links_are_safe(self) -> Self:
+        if fault := missing_of_pair(self.tls_cert, self.tls_key, ("--tls-cert", "--tls-key")):
+            raise ValueError(fault)
+        if self.tls_ca and not self.tls_cert:
+            raise ValueError(f"--tls-ca is {self.tls_ca}: needs --tls-cert and --tls-key too")
+        if self.tls_clients and not self.tls_ca:
+            raise ValueError(f"--tls-clients is {self.tls_clients}: needs --tls-ca, who signed their certificates")
+        if self.tls_clients and not self.allowed_callers:
+            raise ValueError(f"--tls-clients is {self.tls_clients!r}: has no name in it")
+        if not (self.tls_cert or self.insecure or is_loopback(self.listen)):
+            raise ValueError(
+                f"--listen is {self.listen}, which others reach: needs --tls-cert and --tls-key,"
+                " or --insecure for plain text"
+            )
+        return self
 
 
 class ModelSettings(ServerSettings):
@@ -102,6 +138,14 @@ class ModelSettings(ServerSettings):
                 f" {self.max_pass_tokens}"
             )
         return self
+
+
+def missing_of_pair(cert: str, key: str, flags: tuple[str, str]) -> str | None:
+    """Return what is wrong with the settings of a certificate and its key, if anything is."""
+    if bool(cert) == bool(key):
+        return None
+    given, lacking = flags if cert else reversed(flags)
+    return f"{given} is {cert or key}: needs {lacking} too"
 
 
 def command(settings: type[T], **attributes: Any) -> Callable[[Callable[[T], None]], click.Command]:
