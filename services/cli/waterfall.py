@@ -63,7 +63,7 @@ def waterfall(result: coordinator_pb2.GenerateResult, trace_id: str, width: int)
     fits = width >= _NAME_WIDTH + _TIME_WIDTH + _REMARK_WIDTH + _LEAST_BAR_WIDTH
     bar_width = max(_LEAST_BAR_WIDTH, width - _NAME_WIDTH - _TIME_WIDTH - 3 - (_REMARK_WIDTH if fits else 0))
     text = Text(no_wrap=True)
-    text.append(f"trace {trace_id}{'' if result.trace_id else ' (this server exports no traces)'}\n")
+    text.append(f"trace {result.trace_id or f'{trace_id} (not traced by this server)'}\n")
     text.append(f"{_WIRE} wire  {_QUEUE} queue  {_WORK} work\n")
     for line in _tree(rounds, total_ms):
         if isinstance(line, str):

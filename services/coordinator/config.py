@@ -64,6 +64,10 @@ class CoordinatorSettings(ServerSettings):
         le=65_536,
         description="Entries of such a row beside those that its drafts need; unset follows the draws, 32 to 1024.",
     )
+    client_traces: bool = Field(
+        True,
+        description="Go on with a client's trace, sampled if it says so; off: begin another, with a link to it.",
+    )
     target_retry_s: float = Field(30.0, ge=0, description="A lost target is looked for this long, then UNAVAILABLE.")
 
     @property

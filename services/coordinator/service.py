@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import grpc
+from opentelemetry import context as otel
+from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from paceline.v1 import coordinator_pb2 as pb
@@ -71,8 +73,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Stream the continuation of a prompt; see the proto for the contract."""
         async with statuses(context) as call, self._admission.admitted() as clock:
             call.request_id = check_request_id(request.request_id)
-            with _request_span(context, call.request_id) as span:
-                call.traceparent = telemetry.traceparent(span)
+            with _request_span(context, call.request_id, self._settings.client_traces) as span:
+                call.enter(telemetry.traceparent(span))
                 async with self._deadline(context):
                     await context.send_initial_metadata((("paceline-request-id", call.request_id),))
                     await self._generate(request, call.request_id, span, clock, context)
@@ -216,15 +218,19 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
 
 @contextlib.contextmanager
-def _request_span(context: Context, request_id: str):  # type: ignore[no-untyped-def]
-    """Open the request's SERVER span, a child of the trace context in the call's metadata."""
+def _request_span(context: Context, request_id: str, goes_on: bool) -> Iterator[Span]:
+    """Open the request's SERVER span: a child of the trace context in the call's metadata, or else linked to that."""
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    clients = telemetry.extract_metadata(metadata)
     span = tracer.start_span(
         _METHOD,
-        telemetry.extract_metadata(metadata),
+        clients if goes_on else otel.Context(),
         kind=SpanKind.SERVER,
         attributes={"rpc.system.name": "grpc", "rpc.method": _METHOD, "paceline.request.id": request_id},
     )
+    if not goes_on:
+        # Not from the start, where it would have a say in whether this is sampled.
+        span.add_link(trace.get_current_span(clients).get_span_context())
     status = "OK"
     try:
         yield span

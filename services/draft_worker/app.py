@@ -9,6 +9,7 @@ import importlib
 from paceline.v1 import draft_pb2_grpc, worker_pb2
 from services.common.rpc.gauges import export_engine, export_sessions
 from services.common.rpc.logs import adopt_libraries
+from services.common.rpc.passes import trace_pass
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.common.rpc.worker import RECEIVE_MIB
 from services.common.specdec.types import MAX_FEATURE_BYTES
@@ -55,7 +56,7 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
     from services.common.engine.worker import start_engine
     from services.draft_worker.models import features_of, load, proposer_of
 
-    loaded, engine = await start_engine(settings, stop_this_process, load(settings))
+    loaded, engine = await start_engine(settings, stop_this_process, trace_pass, load(settings))
     engines.push_async_callback(engine.close)
     export_engine(engine.stats)
     info = worker_pb2.ModelInfo(

@@ -71,7 +71,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
                 async with Inbox(requests, self._idle_timeout_s, owned.close) as inbox:
                     async for request, received in inbox:
                         call.request_id = request.start.request_id or call.request_id
-                        call.traceparent = request.traceparent
+                        call.enter(request.traceparent)
                         session = await owned.session(request)
                         answer = _Answer(request, received, session, inbox, warm.info)
                         async with contextlib.aclosing(answer.replies()) as replies:

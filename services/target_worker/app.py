@@ -8,6 +8,7 @@ from paceline.v1 import target_pb2_grpc, worker_pb2
 from services.common.engine.worker import start_engine
 from services.common.rpc.gauges import export_engine
 from services.common.rpc.logs import adopt_libraries
+from services.common.rpc.passes import trace_pass
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
 from services.common.rpc.worker import RECEIVE_MIB
 from services.target_worker.config import TargetSettings
@@ -28,7 +29,7 @@ async def serve(settings: TargetSettings) -> None:
     engines = contextlib.AsyncExitStack()
 
     async def load() -> None:
-        loaded, engine = await start_engine(settings, stop_this_process, features=settings.features)
+        loaded, engine = await start_engine(settings, stop_this_process, trace_pass, features=settings.features)
         engines.push_async_callback(engine.close)
         export_engine(engine.stats)
         kept = engine.features

@@ -105,7 +105,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                 async with Inbox(requests, self._idle_timeout_s, owned.close) as inbox:
                     async for request, received in inbox:
                         call.request_id = request.start.request_id or call.request_id
-                        call.traceparent = request.traceparent
+                        call.enter(request.traceparent)
                         session = await owned.session(request)
                         reply = await self._verify(session, request, received, warm.info)
                         reply.draining = self._server.draining

@@ -84,7 +84,7 @@ def test_the_waterfall_is_drawn_to_scale() -> None:
     width = 14 + 12 + 3 + 30 + 40  # bars of 40 cells for 200 ms: 5 ms a cell
     lines = waterfall(scripted.result(), "ab" * 16, width).plain.splitlines()
     assert lines == [
-        f"trace {'ab' * 16} (this server exports no traces)",
+        f"trace {'ab' * 16} (not traced by this server)",
         "░ wire  ▒ queue  █ work",
         "Generate          200.0 ms │" + "█" * 40 + "│ 2 rounds",
         "├ round 0         100.0 ms │" + "█" * 20 + " " * 20 + "│ 2 of 4 kept, 3 out",

@@ -17,8 +17,9 @@ import grpc
 import pytest
 
 from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
+from services.common.rpc.call import CallInfo, serving
 from services.common.rpc.codec import encode_sampling
-from services.common.rpc.logs import CallInfo, adopt_libraries, configure_logging, logged_as
+from services.common.rpc.logs import adopt_libraries, configure_logging
 from services.common.rpc.server import Server
 from services.common.rpc.settings import ServerSettings
 from services.common.specdec.types import SamplingParams
@@ -86,7 +87,7 @@ async def test_lines_are_told_of_their_own_call(errors: Errors) -> None:
     both = asyncio.Barrier(2)
 
     async def serve(name: str, traceparent: str) -> None:
-        with logged_as(call := CallInfo()):
+        with serving(call := CallInfo()):
             known = asyncio.Event()
             task = asyncio.create_task(work(name, known))
             log.info("%s unknown", name)
@@ -143,7 +144,7 @@ async def test_a_bug_in_a_worker_is_told_by_request_and_trace(errors: Errors, mo
 )
 def test_a_trace_context_that_is_none_is_left_out(errors: Errors, wrong: str) -> None:
     configure_logging("info", "json")
-    with logged_as(CallInfo("r-7", wrong)):
+    with serving(CallInfo("r-7", wrong)):
         log.info("here")
     (line,) = lines_of(errors)
     assert CALL & line.keys() == {"request_id"}
@@ -151,7 +152,7 @@ def test_a_trace_context_that_is_none_is_left_out(errors: Errors, wrong: str) ->
 
 def test_a_line_for_people_has_the_call_behind_its_message(errors: Errors) -> None:
     configure_logging("info", "console")
-    with logged_as(CallInfo("r-7", TRACEPARENT)):
+    with serving(CallInfo("r-7", TRACEPARENT)):
         log.warning("the target is lost")
     log.warning("all is well")
     first, second = errors()

@@ -22,7 +22,7 @@ Attributes = dict[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """A span as it arrived; times are nanoseconds of the epoch."""
+    """A span as it arrived; times are nanoseconds of the epoch, links are the trace and span ids of others."""
 
     name: str
     trace_id: str
@@ -34,6 +34,7 @@ class Span:
     status: int
     attributes: Attributes
     resource: Attributes
+    links: tuple[tuple[str, str], ...]
 
     @property
     def service(self) -> str:
@@ -145,6 +146,7 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
                     status=span.status.code,
                     attributes=_attributes(span.attributes),
                     resource=resource,
+                    links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
                 )
                 for span in spans
             )

@@ -6,12 +6,14 @@ Read `Engine._run` first: plan, run, hand out, and again. Sessions join and leav
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeAlias
 
 import torch
 
@@ -31,6 +33,9 @@ from services.common.specdec.errors import CapacityError
 
 log = logging.getLogger(__name__)
 
+# The contexts of those who asked for its parts, the seconds that it took, the positions that it fed.
+OnPass: TypeAlias = Callable[[Sequence[contextvars.Context], float, int], None]
+
 # So many failed passes in a row, each over one session, are the device's fault and not the sessions'.
 _FAILURES = 5
 
@@ -46,7 +51,11 @@ class Engine:
     """
 
     def __init__(
-        self, loaded: LoadedModel, options: EngineOptions, on_death: Callable[[], None] = lambda: None
+        self,
+        loaded: LoadedModel,
+        options: EngineOptions,
+        on_death: Callable[[], None] = lambda: None,
+        on_pass: OnPass = lambda *_: None,
     ) -> None:
         """Allocate the pool, check the model's attention against the library's, warm up. Takes seconds.
 
@@ -55,6 +64,7 @@ class Engine:
             options: How many sessions it serves, and how.
             on_death: Called, from whatever thread, when the passes have ended for another reason than `close`: nothing
                 that is asked from then on is answered.
+            on_pass: Called after each pass, on the thread of the passes.
 
         Raises:
             StartupError: The model cannot be served, or there is no memory for a single session.
@@ -62,7 +72,7 @@ class Engine:
         self.vocab_size = loaded.vocab_size
         self.needs_states = isinstance(loaded.model, ServedDraft) and loaded.model.feature_width > 0
         self.counters = EngineCounters()
-        self._on_death = on_death
+        self._on_death, self._on_pass = on_death, on_pass
         self._ready = threading.Event()
         prepared: Future[tuple[ModelRunner, int]] = Future()
         self._thread = threading.Thread(
@@ -213,6 +223,7 @@ class Engine:
         self._failures = 0
         elapsed_s = time.perf_counter() - started_s
         self._note(shares, elapsed_s)
+        self._on_pass([share.work.context for share in shares], elapsed_s, positions)
         for share, rows in zip(shares, logits, strict=True):
             if share.complete:
                 self._step(share.work, rows)

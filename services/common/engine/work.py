@@ -40,6 +40,7 @@ class Work:
         begun: Its tokens are in the session's sequence.
         pending: Positions to feed, valid once begun.
         timing: What it took so far.
+        context: Of whoever asked for it.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Work:
         self.session = session
         self.rows = rows
         # In the caller's context, so that what it logs on the engine's thread is told of the caller's request.
-        context = contextvars.copy_context()
+        self.context = context = contextvars.copy_context()
         self.step: Callable[[torch.Tensor], int | None] = lambda logits: context.run(step, logits)
         self.cancelled = False
         self.begun = False

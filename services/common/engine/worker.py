@@ -13,7 +13,7 @@ from typing import Any
 from services.common.engine.admission import AdmissionLimits
 from services.common.engine.default_model import ensure_default_model, paceline_home
 from services.common.engine.draft_model import default_feature_layers, layer_list
-from services.common.engine.engine import Engine
+from services.common.engine.engine import Engine, OnPass
 from services.common.engine.model import LoadedModel, LoadOptions, load_model
 from services.common.engine.options import EngineOptions
 from services.common.engine.scheduler import PassLimits
@@ -41,6 +41,7 @@ def _engine_options(settings: Any) -> EngineOptions:
 async def start_engine(
     settings: Any,
     on_death: Callable[[], None],
+    on_pass: OnPass,
     load: Callable[[LoadOptions], LoadedModel] | None = None,
     features: str = "none",
 ) -> tuple[LoadedModel, Engine]:
@@ -51,6 +52,7 @@ async def start_engine(
     Args:
         settings: The worker's.
         on_death: See `Engine`.
+        on_pass: See `Engine`.
         load: How the model is loaded; None for a causal language model.
         features: After how many layers hidden states are kept: "none", "auto", or numbers such as "7,15,22,30".
 
@@ -63,7 +65,7 @@ async def start_engine(
         # A model is hundreds of thousands of objects that never go: the collector would walk them again and again.
         gc.freeze()
         options = dataclasses.replace(_engine_options(settings), feature_layers=_feature_layers(features, loaded))
-        return loaded, Engine(loaded, options, on_death)
+        return loaded, Engine(loaded, options, on_death, on_pass)
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as threads:
         return await asyncio.get_running_loop().run_in_executor(threads, start)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from services.common.rpc.logs import CallInfo, logged_as
+from services.common.rpc.call import CallInfo, serving
 from services.common.specdec.errors import CapacityError, InvalidFieldError, RequestError, WrongModelError
 
 log = logging.getLogger(__name__)
@@ -74,15 +74,15 @@ def _retry_info(code: grpc.StatusCode, message: str, retry_after_s: float) -> tu
 
 
 class statuses:  # noqa: N801 - used as a context manager
-    """Turn what a handler raises into the call's status, and have what it logs told of the call."""
+    """Turn what a handler raises into the call's status, and make the call the current one."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._call = CallInfo()
-        self._logged = logged_as(self._call)
+        self._serving = serving(self._call)
 
     async def __aenter__(self) -> CallInfo:
-        self._logged.__enter__()
+        self._serving.__enter__()
         return self._call
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -90,4 +90,4 @@ class statuses:  # noqa: N801 - used as a context manager
             if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
                 await abort(self._context, error, self._call.request_id)
         finally:
-            self._logged.__exit__(None, None, None)
+            self._serving.__exit__(None, None, None)

@@ -1,23 +1,18 @@
-"""Logs: one line each for people or for machines, with the request and the trace that it belongs to.
-
-A handler's call is a `CallInfo` in the context of its task. Tasks and threads that it starts inherit that context, so
-what they log is told of that call too.
-"""
+"""Logs: one line each for people or for machines, with the request and the trace that it belongs to."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Literal, TypeAlias
 
 from pythonjsonlogger.json import JsonFormatter
+
+from services.common.rpc.call import CallInfo, current_call
 
 LogFormat: TypeAlias = Literal["console", "json"]
 
@@ -25,39 +20,6 @@ log = logging.getLogger(__name__)
 
 _CONSOLE = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-
-
-@dataclass
-class CallInfo:
-    """What is known of a call so far.
-
-    Attributes:
-        request_id: Of the request, as the client knows it.
-        traceparent: W3C trace context of the span that the call is in now; empty where there is none.
-    """
-
-    request_id: str = "-"
-    traceparent: str = ""
-
-    def fields(self) -> dict[str, str]:
-        """Return what there is, by the names that OpenTelemetry has for it in logs."""
-        found = {} if self.request_id == "-" else {"request_id": self.request_id}
-        if match := _TRACEPARENT.fullmatch(self.traceparent):
-            found |= zip(("trace_id", "span_id", "trace_flags"), match.groups(), strict=True)
-        return found
-
-
-_call: ContextVar[CallInfo] = ContextVar("paceline_call")
-
-
-@contextlib.contextmanager
-def logged_as(call: CallInfo) -> Iterator[None]:
-    """Have all lines from within told of a call, by what is known of it at the time."""
-    token = _call.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(token)
 
 
 def configure_logging(level: str, log_format: LogFormat = "console", who: Mapping[str, str] | None = None) -> None:
@@ -115,9 +77,17 @@ _SHOWN = {"request_id": "request", "trace_id": "trace"}
 
 
 def _add_call(record: logging.LogRecord) -> bool:
-    if call := _call.get(None):
-        record.__dict__.update(call.fields())
+    if call := current_call():
+        record.__dict__.update(_fields(call))
     return True
+
+
+def _fields(call: CallInfo) -> dict[str, str]:
+    """Return what is known of a call, by the names that OpenTelemetry has for it in logs."""
+    found = {} if call.request_id == "-" else {"request_id": call.request_id}
+    if match := _TRACEPARENT.fullmatch(call.traceparent):
+        found |= zip(("trace_id", "span_id", "trace_flags"), match.groups(), strict=True)
+    return found
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from services.common.specdec.errors import StartupError
@@ -61,11 +61,14 @@ def configure_telemetry(service_name: str, instance_id: str, metrics_listen: str
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    from services.common.rpc.sampling import SampledAsLinked
+
     name = os.environ.get("OTEL_SERVICE_NAME") or service_name
     resource = Resource.create({"service.name": name, "service.instance.id": instance_id})
     # Not shut down by the interpreter's exit, which would wait for an unreachable collector: see `flush_telemetry`.
     if traces:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.sampler = SampledAsLinked(provider.sampler)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         trace.set_tracer_provider(provider)
     readers: list[MetricReader] = []
@@ -112,19 +115,18 @@ def flush_telemetry() -> None:
 
 def traceparent(span: Span) -> str:
     """Return a span's context as a W3C header; empty where it has none."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, trace.set_span_in_context(span))
-    return carrier.get("traceparent", "")
+    context = span.get_span_context()
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def inject(span: Span, message: Traced) -> None:
     """Write a span's context into a message's trace fields."""
-    if not span.get_span_context().is_valid:
-        return
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, trace.set_span_in_context(span))
-    message.traceparent = carrier.get("traceparent", "")
-    message.tracestate = carrier.get("tracestate", "")
+    if header := traceparent(span):
+        # Once for each message of every request, sampled or not: written here and not by the propagator's carrier.
+        message.traceparent = header
+        message.tracestate = span.get_span_context().trace_state.to_header()
 
 
 def extract(message: Traced) -> Context:
@@ -132,6 +134,11 @@ def extract(message: Traced) -> Context:
     if not message.traceparent:
         return Context()
     return _propagator.extract({"traceparent": message.traceparent, "tracestate": message.tracestate}, Context())
+
+
+def span_context(header: str) -> SpanContext:
+    """Return the context that a W3C header names; an invalid one where it is malformed."""
+    return trace.get_current_span(_propagator.extract({"traceparent": header}, Context())).get_span_context()
 
 
 def extract_metadata(metadata: Mapping[str, str]) -> Context:

@@ -11,9 +11,11 @@ from typing import Generic, Literal, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 from opentelemetry import trace
+from opentelemetry.trace import Link
 
 from paceline.v1 import worker_pb2
 from services.common.rpc import telemetry
+from services.common.rpc.call import current_call
 from services.common.rpc.codec import decode_sampling, decode_verification
 from services.common.rpc.errors import Context, RpcError
 from services.common.specdec.errors import CapacityError, InvalidFieldError, WrongModelError
@@ -82,15 +84,22 @@ class Received:
         )
 
     def trace(self, timing: Timing, attributes: Mapping[str, str | int]) -> None:
-        """Record the queue and the forward passes as spans of the request's trace, if it has one."""
-        if not self._message.traceparent:
+        """Record the queue and the forward passes as spans of the request's trace, if it is sampled."""
+        call = current_call()
+        if call is None or not call.is_sampled:
             return
         context = telemetry.extract(self._message)
         queued_ns = self._arrived_ns + int(timing.queue_s * 1e9)
         done_ns = queued_ns + int(timing.forward_s * 1e9)
         queue = _tracer.start_span("paceline.queue", context, attributes=attributes, start_time=self._arrived_ns)
         queue.end(queued_ns)
-        forward = _tracer.start_span("paceline.forward", context, attributes=attributes, start_time=queued_ns)
+        forward = _tracer.start_span(
+            "paceline.forward",
+            context,
+            attributes=attributes,
+            links=[Link(each) for each in call.passes],
+            start_time=queued_ns,
+        )
         forward.set_attributes(
             {
                 "paceline.forward.tokens": timing.forward_tokens,
