@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help setup demo test test-all lint format bench proto clean
+.PHONY: help setup demo test test-all lint format bench proto prometheus clean
 
 help: ## list these verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,7 @@ lint: ## ruff, mypy, import contracts, protos, manifests, Dockerfiles
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+	$(BIN)/python deploy/dashboard.py --check
 	$(BIN)/python deploy/check.py
 
 format: setup ## rewrite the code in its standard form
@@ -60,6 +61,15 @@ format: setup ## rewrite the code in its standard form
 
 bench: setup ## the full comparison with what people use (ARGS="--quick" for a look; writes bench/results)
 	$(BIN)/python -m bench compare $(ARGS)
+
+# Debian's own, unpacked and not installed: no service is started and nothing outside this folder changes.
+.prometheus/usr/bin/prometheus:
+	@command -v apt-get >/dev/null || { echo "Prometheus comes from Debian's package, and here is no apt-get: put prometheus and promtool on the PATH."; exit 1; }
+	@rm -rf .prometheus && mkdir .prometheus
+	cd .prometheus && { apt-get download -qq prometheus 2>/dev/null || { apt-get update -qq && apt-get download -qq prometheus; } }
+	cd .prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+
+prometheus: .prometheus/usr/bin/prometheus ## unpack Prometheus for the tests that need it (they are skipped without)
 
 # Stubs come from the oldest supported grpcio-tools: generated code refuses a runtime older than itself.
 .venv-proto/.installed: protos/requirements.txt
@@ -74,4 +84,4 @@ proto: .venv-proto/.installed ## regenerate paceline/v1 from protos/
 		--python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. protos/paceline/v1/*.proto
 
 clean: ## remove what make made
-	rm -rf .venv .venv-proto .venv-deploy
+	rm -rf .venv .venv-proto .venv-deploy .prometheus

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
-from cloudcoil.models.prometheus_operator.v1 import PodMonitor
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from pydantic import BaseModel, ValidationError
 
 DEFINITIONS: dict[tuple[str, str], type[BaseModel]] = {
     ("keda.sh/v1alpha1", "ScaledObject"): ScaledObject,
     ("monitoring.coreos.com/v1", "PodMonitor"): PodMonitor,
+    ("monitoring.coreos.com/v1", "PrometheusRule"): PrometheusRule,
 }
 
 

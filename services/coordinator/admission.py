@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import grpc
 
 from services.common.rpc.errors import RpcError
-from services.coordinator.observe import Instruments
+from services.coordinator.instruments import Instruments
+from services.coordinator.request_metrics import RequestClock
 
 # What a client is told as long as no request has ended, and the bounds of what it is told later.
 _UNKNOWN_S = 1.0
@@ -23,29 +24,31 @@ class Admission:
 
     def __init__(self, limit: int, instruments: Instruments) -> None:
         self._limit = limit
-        self._instruments = instruments
+        self._metrics = instruments.requests
+        instruments.watch_limit(limit)
         self._running = 0
         self._mean_s: float | None = None
 
     @contextlib.asynccontextmanager
-    async def admitted(self) -> AsyncIterator[None]:
-        """Count a request in and, however it ends, out.
+    async def admitted(self) -> AsyncIterator[RequestClock]:
+        """Count a request in and, however it ends, out; those that are refused are timed too.
 
         Raises:
             RpcError: RESOURCE_EXHAUSTED, `limit` requests are running.
         """
-        if self._running >= self._limit:
-            told = f"{self._limit} requests are running, the limit (--max-requests)"
-            raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, told, retry_after_s=self.retry_after_s())
-        started_s = time.monotonic()
-        self._running += 1
-        self._instruments.running.add(1)
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._instruments.running.add(-1)
-            self._learn(time.monotonic() - started_s)
+        with self._metrics.request() as clock:
+            if self._running >= self._limit:
+                told = f"{self._limit} requests are running, the limit (--max-requests)"
+                raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, told, retry_after_s=self.retry_after_s())
+            started_s = time.monotonic()
+            self._running += 1
+            self._metrics.running.add(1)
+            try:
+                yield clock
+            finally:
+                self._running -= 1
+                self._metrics.running.add(-1)
+                self._learn(time.monotonic() - started_s)
 
     def retry_after_s(self) -> float:
         """Return when one of the requests that run now is likely to end: the time of one, shared by all."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from opentelemetry.metrics import Meter
+
 from paceline.v1 import coordinator_pb2_grpc
 from services.common.rpc.server import Server, run
 from services.coordinator.config import CoordinatorSettings
-from services.coordinator.observe import Instruments
+from services.coordinator.instruments import Instruments
 from services.coordinator.service import SERVICE, CoordinatorService
 from services.coordinator.workers import Workers
 
@@ -19,8 +21,14 @@ class Coordinator:
         address: Where it listens, once started.
     """
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        instruments = Instruments()
+    def __init__(self, settings: CoordinatorSettings, meter: Meter | None = None) -> None:
+        """Make a coordinator; it does nothing yet.
+
+        Args:
+            settings: Its settings.
+            meter: Where its metrics go; None for where the environment says.
+        """
+        instruments = Instruments(meter)
         self._server = Server(settings, [SERVICE], receive_mib=settings.max_request_mib)
         self._workers = Workers(settings, instruments)
         service = CoordinatorService(settings, self._workers, instruments)

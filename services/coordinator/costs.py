@@ -261,6 +261,13 @@ class RoundCosts:
             self._drafted += 1
             self._curve(self._drafting, load, None).observe(min(done.proposed, self._size - 1), rest_s)
 
+    @property
+    def alone_s(self) -> float | None:
+        """What a round without drafts takes now; None until that is known."""
+        if not self.is_known:
+            return None
+        return float(_nearest(self._verifying, self.load).seconds[0] + self._idle.seconds[0])
+
     def price(self) -> Price:
         """Return what a round takes now. Only where `is_known`."""
         verifying, drafting = _nearest(self._verifying, self.load), _nearest(self._drafting, self.load)

@@ -23,11 +23,13 @@ from services.coordinator.clients import DraftSession, FeatureRelay, TargetSessi
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, Speculation
 from services.coordinator.heads import RowHeads
+from services.coordinator.instruments import Estimate, Instruments
 from services.coordinator.loop import Rounds
-from services.coordinator.observe import Estimate, Instruments, RequestObserver, tracer
+from services.coordinator.observe import RequestObserver, tracer
 from services.coordinator.overlap import FixedOverlap, overlap_policy
 from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError
 from services.coordinator.request import Target, check_request_id, feature_room, plan, whole_rows
+from services.coordinator.request_metrics import RequestClock
 from services.coordinator.stats import speculation_stats
 from services.coordinator.types import Plan, Round
 from services.coordinator.workers import Workers
@@ -67,33 +69,38 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     # closed whenever it is collected, and the workers' sessions would stay open until then.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream the continuation of a prompt; see the proto for the contract."""
-        async with statuses(context) as call, self._admission.admitted():
+        async with statuses(context) as call, self._admission.admitted() as clock:
             call.request_id = check_request_id(request.request_id)
             with _request_span(context, call.request_id) as span:
                 async with self._deadline(context):
                     await context.send_initial_metadata((("paceline-request-id", call.request_id),))
-                    await self._generate(request, call.request_id, span, context)
+                    await self._generate(request, call.request_id, span, clock, context)
 
-    async def _generate(self, request: pb.GenerateRequest, request_id: str, span: Span, context: Context) -> None:
+    async def _generate(
+        self, request: pb.GenerateRequest, request_id: str, span: Span, clock: RequestClock, context: Context
+    ) -> None:
         while True:
             target = self._workers.target
             if target is None:
                 raise RpcError(grpc.StatusCode.UNAVAILABLE, f"no target worker found yet at {self._settings.target}")
             todo = await asyncio.to_thread(plan, request, request_id, target, self._settings)
+            model = target.info.identity.model_id
+            clock.planned(is_chat=request.HasField("chat"), prompt_tokens=len(todo.prompt), model=model)
             try:
-                await self._answer(todo, target, span, context)
+                await self._answer(todo, target, span, clock, context)
                 return
             except TargetChangedError as changed:
                 # Nothing has been decided yet: the new target's tokenizer and defaults make it another plan.
                 log.info("request %s: planned again, the target has changed: %s", request_id, changed)
 
-    async def _answer(self, todo: Plan, target: Target, span: Span, context: Context) -> None:
+    async def _answer(self, todo: Plan, target: Target, span: Span, clock: RequestClock, context: Context) -> None:
         answer = Answer(todo.stop, todo.max_tokens, target.codec.detokenizer(todo.prompt).push)
         rounds: list[Round] = []
         async with self._rounds(todo, answer, target, span) as running:
             try:
                 async for done in running.run():
                     rounds.append(done)
+                    clock.emitted(len(done.tokens))
                     if pieces := answer.take():
                         await context.write(pb.GenerateResponse(chunk=_chunk(pieces)))
             except TargetFullError as error:
@@ -102,6 +109,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             except TargetUnavailableError as error:
                 raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
             except BadTargetRowError as error:
+                self._instruments.count_bad_target_row()
                 told = f"the target's row {error} in round {len(rounds)}; request id {todo.request_id}"
                 log.error(told)
                 raise RpcError(grpc.StatusCode.INTERNAL, told) from error
@@ -116,7 +124,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             session_start(todo, target.info.identity),
             verify_timeout_s=self._settings.verify_timeout_s,
             retry_s=self._settings.target_retry_s,
-            on_lost=lambda: self._lost("target"),
+            on_lost=lambda status: self._lost("target", status),
+            on_retry=self._instruments.count_retry,
             is_current=lambda: self._workers.serves(target),
             heads=self._heads,
             whole_rows=whole_rows(target.info, self._settings.max_message_mib),
@@ -129,12 +138,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 session_start(todo),
                 info=lambda: self._workers.draft,
                 timeout_s=self._settings.draft_timeout_s,
-                on_lost=lambda: self._lost("draft"),
+                on_lost=lambda status: self._lost("draft", status),
                 features=features,
             )
-        gamma = self._gamma(todo)
+        speculation = self._speculation_of(todo)
+        gamma: GammaPolicy = FixedGamma(todo.gamma) if speculation is None else AdaptiveGamma(speculation)
         overlap = self._overlap if todo.may_adapt else FixedOverlap(False)
-        observer = RequestObserver(span, self._instruments)
+
+        def alone_s() -> float | None:
+            return None if speculation is None else speculation.costs.alone_s
+
+        observer = RequestObserver(span, self._instruments, alone_s)
         rounds = Rounds(todo, answer, gamma, overlap, drafter, verifier, observer)
         # The last is closed first. Each gives its call up before it waits: a second cancellation leaves none open.
         async with contextlib.AsyncExitStack() as closing:
@@ -151,14 +165,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         room = feature_room(self._settings.max_message_mib)
         return FeatureRelay(lambda: self._workers.draft, target.info.features, room)
 
-    def _gamma(self, todo: Plan) -> GammaPolicy:
-        """Return what chooses gamma; requests whose rows and drafts are alike learn together."""
+    def _speculation_of(self, todo: Plan) -> Speculation | None:
+        """Return what gamma is chosen by, None where it is fixed; requests whose rows and drafts are alike share it."""
         if not todo.adaptive_gamma:
-            return FixedGamma(todo.gamma)
+            return None
         alike = (todo.params.temperature == 0, todo.verification, todo.gamma)
         if alike not in self._speculation:
             self._speculation[alike] = Speculation(todo.gamma)
-        return AdaptiveGamma(self._speculation[alike])
+        return self._speculation[alike]
 
     def _estimates(self) -> list[Estimate]:
         found = []
@@ -171,8 +185,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 found.append(Estimate(of, speculation.rates.alpha, parts))
         return found
 
-    def _lost(self, which: str) -> None:
-        self._instruments.lost.add(1, {"worker": which})
+    def _lost(self, which: str, status: grpc.StatusCode) -> None:
+        self._instruments.count_lost(which, status)
         self._workers.recheck()
 
     @contextlib.asynccontextmanager

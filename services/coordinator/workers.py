@@ -12,9 +12,10 @@ import grpc
 
 from paceline.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
 from services.common.rpc.channel import open_channel
+from services.common.rpc.metered import metered
 from services.coordinator.clients.features import is_fed
 from services.coordinator.config import CoordinatorSettings
-from services.coordinator.observe import Instruments
+from services.coordinator.instruments import Instruments
 from services.coordinator.request import Target, default_sampling
 from services.coordinator.text import TextCodec
 
@@ -50,16 +51,21 @@ class Workers:
             self._channels.append(opened)
             return opened
 
+        def counted(channel: grpc.aio.Channel, worker: str) -> grpc.aio.Channel:
+            return metered(channel, *(instruments.count_payload(worker, way) for way in ("sent", "received")))
+
         # Questions go over channels of their own, which share the connections: a channel takes its pods in turn, and a
         # question after each attempt to open a session takes every other turn. Of two pods one would never be tried.
         self.target_stub: target_pb2_grpc.TargetServiceAsyncStub
-        self.target_stub = target_pb2_grpc.TargetServiceStub(channel(settings.target, TARGET_SERVICE))
+        self.target_stub = target_pb2_grpc.TargetServiceStub(
+            counted(channel(settings.target, TARGET_SERVICE), "target")
+        )
         self._ask_target: target_pb2_grpc.TargetServiceAsyncStub
         self._ask_target = target_pb2_grpc.TargetServiceStub(channel(settings.target, TARGET_SERVICE))
         self.draft_stub: draft_pb2_grpc.DraftServiceAsyncStub | None = None
         self._ask_draft: draft_pb2_grpc.DraftServiceAsyncStub | None = None
         if settings.draft:
-            self.draft_stub = draft_pb2_grpc.DraftServiceStub(channel(settings.draft, DRAFT_SERVICE))
+            self.draft_stub = draft_pb2_grpc.DraftServiceStub(counted(channel(settings.draft, DRAFT_SERVICE), "draft"))
             self._ask_draft = draft_pb2_grpc.DraftServiceStub(channel(settings.draft, DRAFT_SERVICE))
         self.target: Target | None = None
         self.draft: worker_pb2.ModelInfo | None = None
@@ -68,6 +74,9 @@ class Workers:
         self._found = asyncio.Event()
         self._changed = asyncio.Event()
         self._judged = ""
+        # Whether one answered when last asked, and was one to use.
+        self._is_there = {"target": False} | ({"draft": False} if settings.draft else {})
+        instruments.watch_workers(lambda: self._is_there)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -98,17 +107,20 @@ class Workers:
 
     async def _watch_target(self) -> None:
         while True:
+            is_there = False
             with _reported("target"):
-                await self._find_target()
+                is_there = await self._find_target()
+            self._is_there["target"] = is_there
             await self._pause(found=self.target is not None)
 
-    async def _find_target(self) -> None:
+    async def _find_target(self) -> bool:
+        """Ask for the target, and return whether one has answered that can be used."""
         reply = await self._ask_target.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest(), timeout=_CALL_S)
         info = reply.model
         key = info.identity.SerializeToString(deterministic=True)
         target = self._known.get(key) or await self._describe(info)
         if target is None:
-            return
+            return False
         if self.target is None or info.identity != self.target.info.identity:
             log.info("target: %s %s on %s", info.identity.model_id, info.identity.dtype, info.worker_id)
         # The same model may be served otherwise now, with other hidden states kept for instance.
@@ -117,6 +129,7 @@ class Workers:
         while len(self._known) > _KNOWN_TARGETS:
             self._known.popitem(last=False)
         self._found.set()
+        return True
 
     async def _describe(self, info: worker_pb2.ModelInfo) -> Target | None:
         """Return a model with its tokenizer; None where the tokenizer that came is another model's."""
@@ -145,6 +158,7 @@ class Workers:
             # One that does not answer stays what it was: its sessions notice by themselves when it is gone.
             if found is not None:
                 self.draft = found if self._fits(found) else None
+            self._is_there["draft"] = found is not None and self.draft is not None
             await self._pause(found=self.draft is not None)
 
     def _fits(self, draft: worker_pb2.ModelInfo) -> bool:

@@ -42,7 +42,7 @@ async def _ngram(settings: DraftSettings) -> tuple[Proposer, worker_pb2.ModelInf
     # No weights, no vocabulary: it fits every target.
     info = worker_pb2.ModelInfo(identity=worker_pb2.ModelIdentity(model_id="ngram"))
     proposer = NgramProposer(settings.ngram_min_tokens, settings.ngram_max_tokens, settings.max_sessions)
-    export_sessions(lambda: proposer.sessions_open)
+    export_sessions(lambda: proposer.sessions_open, settings.max_sessions)
     return proposer, info
 
 

@@ -153,9 +153,9 @@ class VerifySession:
 
     def _rows(self, logits: torch.Tensor) -> list[Row]:
         rows = distributions(logits, self._params)
-        if any(is_bad(row) for row in rows):
+        if bad := sum(map(is_bad, rows)):
             # Perhaps the device's fault: keys and values with NaN in them would spoil whoever begins like this.
-            self._model.distrust()
+            self._model.distrust(bad)
         return rows
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.v1 import target_pb2, worker_pb2
 from services.coordinator.app import Coordinator
 from services.coordinator.config import CoordinatorSettings
-from services.coordinator.observe import Instruments
+from services.coordinator.instruments import Instruments
 from services.coordinator.workers import Workers
 from tests.support.laws import close_law
 from tests.support.scripted import ScriptedTarget

@@ -7,25 +7,18 @@ import copy
 import pytest
 
 from tests.deploy.contract import SERVICES, Document, built, container_of, get, settings_of
-from tests.deploy.signals import ADAPTER, Series, adapter_rules, hpa_signals, keda_signals, read, shown
+from tests.deploy.signals import ADAPTER, Series, adapter_rules, hpa_signals, keda_signals, read, unknown
 
 SCALED = {
     name: built(name)
     for name in ("components/autoscaling", "components/autoscaling-keda", "overlays/gpu-autoscaled", "overlays/trial")
 }
 KINDS = {"HorizontalPodAutoscaler": hpa_signals, "ScaledObject": keda_signals}
-# By the PodMonitor, for every sample of a pod.
-ADDED = {"namespace", "pod", "app_kubernetes_io_component"}
 
 
 @pytest.fixture(params=SCALED)
 def documents(request: pytest.FixtureRequest) -> list[Document]:
     return copy.deepcopy(SCALED[request.param])
-
-
-@pytest.fixture(scope="module")
-def pages() -> list[Series]:
-    return shown()
 
 
 def scaler_of(documents: list[Document], name: str) -> Document:
@@ -41,16 +34,6 @@ def queries(documents: list[Document]) -> list[str]:
         scaler = scaler_of(documents, name)
         rules = adapter_rules() if scaler["kind"] == "HorizontalPodAutoscaler" else {}
         found += [rules.get(signal, signal) for signal in KINDS[scaler["kind"]](scaler) if signal != "cpu"]
-    return found
-
-
-def unknown(query: str, pages: list[Series]) -> list[str]:
-    """Return what a query reads that no page shows."""
-    found = []
-    for series in read(query):
-        labels = {name: value for name, value in series.labels.items() if name not in ADDED}
-        if not any(page.name == series.name and labels.items() <= page.labels.items() for page in pages):
-            found.append(f"{series.name}{labels}")
     return found
 
 

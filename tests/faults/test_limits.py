@@ -16,7 +16,7 @@ from services.cli.client import CallError, stream_answer
 from services.common.rpc.errors import RpcError, retry_after_s
 from services.coordinator.admission import Admission
 from services.coordinator.clients import TargetSession
-from services.coordinator.observe import Instruments
+from services.coordinator.instruments import Instruments
 from tests.faults.waiting import until, until_free
 from tests.support.cluster import Cluster, scripted_cluster
 from tests.support.laws import close_law

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from opentelemetry.metrics import Meter
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc, worker_pb2
@@ -89,7 +90,7 @@ class Cluster:
         prompt: Sequence[int],
         *,
         gamma: int | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         max_tokens: int = 16,
         params: SamplingParams | None = None,
         timeout_s: float = 60.0,
@@ -100,7 +101,7 @@ class Cluster:
         Args:
             prompt: Token ids.
             gamma: Drafts in a round; None leaves it to the coordinator.
-            seed: Key of the random numbers.
+            seed: Key of the random numbers; None leaves it to the coordinator, and lets gamma adapt.
             max_tokens: Length of the answer.
             params: Sampling; plain by default.
             timeout_s: Deadline of the call.
@@ -145,6 +146,7 @@ async def scripted_cluster(
     draft_address: str | None = None,
     wait_for_draft: bool = True,
     spares: int = 0,
+    meter: Meter | None = None,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """Run the real coordinator with two scripted workers on free ports.
@@ -160,6 +162,7 @@ async def scripted_cluster(
         wait_for_draft: Begin only when the coordinator uses the draft. It is asked by short requests, which the
             scripts see; they are honest until then.
         spares: How many more workers of each kind there are; honest, and draining until told to `serve`.
+        meter: Gets the coordinator's metrics.
         settings: Fields of `CoordinatorSettings`. By default nothing is ever late.
     """
     drafter = ScriptedDraft(law, context_length=draft_context_length)
@@ -178,7 +181,7 @@ async def scripted_cluster(
             "target": _name(scorer, *spare_targets),
         }
         options = addresses | _OPTIONS | settings
-        coordinator = Coordinator(CoordinatorSettings.model_validate(options))
+        coordinator = Coordinator(CoordinatorSettings.model_validate(options), meter)
         await coordinator.start()
         stack.push_async_callback(coordinator.stop)
         await asyncio.wait_for(coordinator.wait_until_ready(), 30)

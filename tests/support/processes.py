@@ -91,6 +91,11 @@ class Service:
         return self._address
 
     @property
+    def metrics_address(self) -> str:
+        """Where its page of metrics is: its arguments say so."""
+        return self._arguments[self._arguments.index("--metrics-listen") + 1]
+
+    @property
     def pid(self) -> int:
         """Of the process that runs now."""
         return self._process.pid

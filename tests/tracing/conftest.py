@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,13 @@ class Traced:
     coordinator: Coordinator
 
 
+def free_address() -> str:
+    """Return an address that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
 @pytest.fixture(scope="package")
 def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
@@ -37,8 +45,12 @@ def traced(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "OTEL_METRIC_EXPORT_INTERVAL": "200",
     }
     with Processes(folder, env) as processes:
+
+        def page() -> tuple[str, str]:
+            return "--metrics-listen", free_address()
+
         models = [make_tiny_llama(folder / "target", seed=1), make_tiny_llama(folder / "draft", seed=2, layers=1)]
-        target = processes.target("--model", str(models[0]), "--worker-id", "target-0")
-        draft = processes.draft("--drafter", "model", "--model", str(models[1]), "--worker-id", "draft-0")
+        target = processes.target("--model", str(models[0]), "--worker-id", "target-0", *page())
+        draft = processes.draft("--drafter", "model", "--model", str(models[1]), "--worker-id", "draft-0", *page())
         coordinator = processes.coordinator(target, draft, "--worker-id", "coordinator-0")
         yield Traced(receiver, processes, target, draft, coordinator)

@@ -94,6 +94,10 @@ class Receiver:
 
         return self._when(found, f"{name} of {service}")
 
+    def metrics(self) -> list[Metric]:
+        """Return the latest state of every metric of every service."""
+        return list(self._metrics.values())
+
     def services(self) -> set[str]:
         """Return the services that spans have arrived from."""
         return {span.service for span in self._spans}

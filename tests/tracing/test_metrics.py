@@ -36,7 +36,7 @@ def test_rounds_are_timed_in_seconds(traced: Traced, stats: pb.SpeculationStats)
     def counts(metric: Metric) -> dict[str, int]:
         return {point.attributes[0].value.string_value: point.count for point in metric.histogram.data_points}
 
-    expected = dict.fromkeys(("draft", "verify", "accept", "total"), stats.rounds)
+    expected = dict.fromkeys(("draft", "verify", "accept", "wire", "total"), stats.rounds)
     metric = traced.receiver.metric(NAME, "paceline.round.duration", lambda metric: counts(metric) == expected)
     assert metric.unit == "s"
     bounds = metric.histogram.data_points[0].explicit_bounds
@@ -104,6 +104,10 @@ def test_a_worker_tells_what_its_engine_does(traced: Traced, stats: pb.Speculati
     traced.receiver.metric(name, "paceline.worker.pass.tokens", lambda m: total(m) >= fed)
     passes = traced.receiver.metric(name, "paceline.worker.passes", lambda m: total(m) > 0)
     shared = traced.receiver.metric(name, "paceline.worker.pass.sessions", lambda m: total(m) >= total(passes))
+    (spent,) = traced.receiver.metric(name, "paceline.worker.pass.time").sum.data_points
+    assert 0 < spent.as_double < 60
+    limit = traced.receiver.metric(name, "paceline.worker.sessions.limit")
+    assert [point.as_int for point in limit.gauge.data_points] == [64]
     assert passes.sum.is_monotonic
     assert shared.sum.is_monotonic
     for counter in ("hits", "tokens"):

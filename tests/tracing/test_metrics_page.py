@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import socket
 import urllib.request
 from pathlib import Path
 
@@ -15,13 +14,7 @@ from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from services.common.rpc.codec import encode_sampling
 from services.common.specdec.types import SamplingParams
 from tests.support.processes import Processes
-from tests.tracing.conftest import Traced
-
-
-def free_address() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+from tests.tracing.conftest import Traced, free_address
 
 
 def page(address: str) -> dict[str, float]:
@@ -48,7 +41,9 @@ def test_the_page_says_what_the_client_was_told(traced: Traced) -> None:
     stats = coordinator.generate(text="abcabc", gamma=3, max_tokens=20, stop={"ignore_eos": True}).result.speculation
     read = page(address)
     assert read["paceline_tokens_emitted_total"] == stats.emitted
-    assert read["paceline_round_duration_seconds_count"] == 4 * stats.rounds
+    assert read["paceline_tokens_tested_total"] == stats.tested
+    assert read["paceline_round_duration_seconds_count"] == 5 * stats.rounds
+    assert read["gen_ai_server_request_duration_seconds_count"] == 1
     assert read["paceline_requests_running"] == 0
     assert coordinator.stop() == 0
 
@@ -63,6 +58,7 @@ def test_an_ngram_drafter_counts_its_sessions(tmp_path: Path) -> None:
         draft = run.draft("--drafter", "ngram", "--metrics-listen", address)
         draft.wait_until_serving()
         assert page(address)["paceline_worker_sessions"] == 0
+        assert page(address)["paceline_worker_sessions_limit"] == 64
         with grpc.insecure_channel(draft.address) as channel:
             asked: queue.SimpleQueue[draft_pb2.ProposeRequest | None] = queue.SimpleQueue()
             call = draft_pb2_grpc.DraftServiceStub(channel).Propose(iter(asked.get, None))

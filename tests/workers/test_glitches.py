@@ -45,6 +45,7 @@ async def test_a_prefix_with_nan_in_it_is_given_to_no_other_session(
         spoil_keys(patch)
         (row,) = (await session.verify(0, TEXT, 1)).rows
     assert np.isnan(row.total)
+    assert engine.stats().bad_rows == 1
     # Nor does the session itself build on it.
     (row,) = (await session.verify(50, [7], 1)).rows
     assert row.total == pytest.approx(1, abs=1e-4)
@@ -62,6 +63,7 @@ async def test_a_draft_does_not_build_on_it_either(
     with monkeypatch.context() as patch:
         spoil_keys(patch)
         assert [drafts async for drafts in session.propose(ProposalRequest(0, 0, TEXT, 3))] == []
+    assert engine.stats().bad_rows == 1
     assert len([drafts async for drafts in session.propose(ProposalRequest(1, 50, [7], 3))]) == 3
 
 

@@ -31,12 +31,15 @@ class Admission:
 
     The queue keeps its order: a small session does not overtake a large one, which could then wait for ever. Used from
     one event loop; the memory itself is shared with the thread of the passes, under the lock.
+
+    Attributes:
+        limits: How many there may be.
     """
 
     def __init__(self, memory: KvMemory, lock: threading.Condition, limits: AdmissionLimits) -> None:
         self._memory = memory
         self._lock = lock
-        self._limits = limits
+        self.limits = limits
         self._queue: deque[tuple[int, asyncio.Future[Lease]]] = deque()
 
     @property
@@ -53,12 +56,12 @@ class Admission:
         """
         if not self._queue and (lease := self._grant(length)) is not None:
             return lease
-        if self.waiting >= self._limits.waiting:
+        if self.waiting >= self.limits.waiting:
             raise CapacityError(f"{self._taken()}, and {self.waiting} more wait (--max-waiting-sessions)")
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._queue.append((length, granted))
         try:
-            async with asyncio.timeout(self._limits.wait_s):
+            async with asyncio.timeout(self.limits.wait_s):
                 return await granted
         except BaseException as error:
             if granted.cancelled():
@@ -69,7 +72,7 @@ class Admission:
                 self.release(granted.result())
             if isinstance(error, TimeoutError):
                 raise CapacityError(
-                    f"{self._taken()}, and none of them ended within {self._limits.wait_s:g} s (--session-wait-s)"
+                    f"{self._taken()}, and none of them ended within {self.limits.wait_s:g} s (--session-wait-s)"
                 ) from None
             raise
 
@@ -84,7 +87,7 @@ class Admission:
 
     def _grant(self, length: int) -> Lease | None:
         with self._lock:
-            return self._memory.reserve(length) if self._memory.sessions < self._limits.sessions else None
+            return self._memory.reserve(length) if self._memory.sessions < self.limits.sessions else None
 
     def _advance(self) -> None:
         while self._queue:
@@ -98,6 +101,6 @@ class Admission:
     def _taken(self) -> str:
         memory = self._memory
         return (
-            f"{memory.sessions} of {self._limits.sessions} sessions (--max-sessions) hold {memory.reserved} of "
+            f"{memory.sessions} of {self.limits.sessions} sessions (--max-sessions) hold {memory.reserved} of "
             f"{memory.size} tokens of KV cache (--kv-cache-memory)"
         )

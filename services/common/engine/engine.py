@@ -103,6 +103,7 @@ class Engine:
                 **dataclasses.asdict(self.counters),
                 sessions_open=self._memory.sessions,
                 sessions_waiting=self._admission.waiting,
+                sessions_limit=self._admission.limits.sessions,
                 requests_queued=self.queue,
                 kv_reserved=self._memory.reserved,
                 kv_kept=self._memory.kept,
@@ -219,6 +220,7 @@ class Engine:
     def _note(self, shares: Sequence[Share[Work]], elapsed_s: float) -> None:
         self.counters.passes += 1
         self.counters.shares += len(shares)
+        self.counters.pass_s += elapsed_s
         with self._changed:
             for share in shares:
                 self.counters.positions += share.count

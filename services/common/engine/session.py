@@ -142,8 +142,15 @@ class ModelSession:
             return None
         return pool.read(lease.start + start, lease.start + lease.cached)
 
-    def distrust(self) -> None:
-        """Forget what is cached, so that the next request feeds it again and no other session is given any of it."""
+    def distrust(self, bad_rows: int = 1) -> None:
+        """Forget what is cached, so that the next request feeds it again and no other session is given any of it.
+
+        On the engine's thread.
+
+        Args:
+            bad_rows: How many rows of logits were not finite.
+        """
+        self._engine.counters.bad_rows += bad_rows
         self._engine.forget(self)
 
     def close(self) -> None:

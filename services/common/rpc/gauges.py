@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.metrics import Observation
 
-_SESSIONS = ("paceline.worker.sessions", "{session}", "Sessions by state.")
+from services.common.rpc.tally import observe
 
 
 class EngineStats(Protocol):
@@ -21,6 +21,10 @@ class EngineStats(Protocol):
     @property
     def sessions_waiting(self) -> int:
         """Sessions that wait for one."""
+
+    @property
+    def sessions_limit(self) -> int:
+        """Most that may be open."""
 
     @property
     def requests_queued(self) -> int:
@@ -58,6 +62,14 @@ class EngineStats(Protocol):
     def reused_tokens(self) -> int:
         """Positions that they did not have to feed."""
 
+    @property
+    def pass_s(self) -> float:
+        """Time in passes."""
+
+    @property
+    def bad_rows(self) -> int:
+        """Rows of logits that were not finite."""
+
 
 def export_engine(read: Callable[[], EngineStats]) -> None:
     """Register a worker's instruments; `read` is called at every export.
@@ -66,36 +78,54 @@ def export_engine(read: Callable[[], EngineStats]) -> None:
     """
     meter = metrics.get_meter("paceline.worker")
 
-    def gauge(name: str, unit: str, description: str, values: Callable[[EngineStats], dict[str, int]]) -> None:
-        def observe(_: CallbackOptions) -> Iterable[Observation]:
-            # The empty state is that of an instrument with one value.
-            return [Observation(value, {"state": state} if state else {}) for state, value in values(read()).items()]
+    def gauge(name: str, unit: str, description: str, value: Callable[[EngineStats], int]) -> None:
+        observe(meter.create_observable_gauge, name, unit, description, lambda: [Observation(value(read()))])
 
-        meter.create_observable_gauge(name, [observe], unit, description)
+    def counter(name: str, unit: str, description: str, value: Callable[[EngineStats], float]) -> None:
+        observe(meter.create_observable_counter, name, unit, description, lambda: [Observation(value(read()))])
 
-    def counter(name: str, unit: str, description: str, value: Callable[[EngineStats], int]) -> None:
-        meter.create_observable_counter(name, [lambda _: [Observation(value(read()))]], unit, description)
+    def kv_tokens() -> Iterable[Observation]:
+        stats = read()
+        free = stats.kv_size - stats.kv_reserved - stats.kv_kept
+        return _by_state({"reserved": stats.kv_reserved, "kept": stats.kv_kept, "free": free})
 
-    gauge(*_SESSIONS, lambda s: {"open": s.sessions_open, "waiting": s.sessions_waiting})
-    gauge("paceline.worker.queue", "{request}", "Requests waiting or in a pass.", lambda s: {"": s.requests_queued})
-    gauge(
-        "paceline.worker.kv.tokens",
-        "{token}",
-        "Tokens of the KV cache by state.",
-        lambda s: {"reserved": s.kv_reserved, "kept": s.kv_kept, "free": s.kv_size - s.kv_reserved - s.kv_kept},
-    )
+    _export_sessions(lambda: ((stats := read()).sessions_open, stats.sessions_waiting, stats.sessions_limit))
+    told = "Tokens of the KV cache by state."
+    observe(meter.create_observable_gauge, "paceline.worker.kv.tokens", "{token}", told, kv_tokens)
+    gauge("paceline.worker.queue", "{request}", "Requests waiting or in a pass.", lambda s: s.requests_queued)
     counter("paceline.worker.passes", "{pass}", "Forward passes.", lambda s: s.passes)
+    counter(
+        "paceline.worker.pass.time", "s", "Time in passes: its rate is the share of time at work.", lambda s: s.pass_s
+    )
     counter("paceline.worker.pass.sessions", "{session}", "Sessions served, summed over passes.", lambda s: s.shares)
     counter("paceline.worker.pass.tokens", "{token}", "Positions fed, summed over passes.", lambda s: s.positions)
     counter("paceline.worker.prefix.hits", "{session}", "Sessions that reused a prefix.", lambda s: s.prefix_hits)
     counter("paceline.worker.prefix.tokens", "{token}", "Positions not fed again.", lambda s: s.reused_tokens)
+    counter("paceline.worker.rows.bad", "{row}", "Rows of logits that were not finite.", lambda s: s.bad_rows)
 
 
-def export_sessions(read: Callable[[], int]) -> None:
-    """Register the one instrument of a worker that runs no model: sessions open; none ever waits."""
+def export_sessions(read: Callable[[], int], limit: int) -> None:
+    """Register the instruments of a worker that runs no model: sessions open, of how many; none ever waits.
 
-    def observe(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(read(), {"state": "open"}), Observation(0, {"state": "waiting"})]
+    Args:
+        read: Returns how many are open; called at every export.
+        limit: Most that may be.
+    """
+    _export_sessions(lambda: (read(), 0, limit))
 
-    name, unit, description = _SESSIONS
-    metrics.get_meter("paceline.worker").create_observable_gauge(name, [observe], unit, description)
+
+def _export_sessions(read: Callable[[], tuple[int, int, int]]) -> None:
+    """Register sessions open, waiting, and the most that may be open."""
+    gauge = metrics.get_meter("paceline.worker").create_observable_gauge
+
+    def sessions() -> Iterable[Observation]:
+        is_open, waiting, _ = read()
+        return _by_state({"open": is_open, "waiting": waiting})
+
+    observe(gauge, "paceline.worker.sessions", "{session}", "Sessions by state.", sessions)
+    told = "Sessions served at once."
+    observe(gauge, "paceline.worker.sessions.limit", "{session}", told, lambda: [Observation(read()[2])])
+
+
+def _by_state(values: Mapping[str, int]) -> list[Observation]:
+    return [Observation(value, {"state": state}) for state, value in values.items()]

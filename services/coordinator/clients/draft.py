@@ -64,7 +64,7 @@ class DraftSession:
         *,
         info: Callable[[], worker_pb2.ModelInfo | None],
         timeout_s: float,
-        on_lost: Callable[[], None],
+        on_lost: Callable[[grpc.StatusCode], None],
         features: FeatureRelay | None = None,
     ) -> None:
         """Make a session; the stream is opened by the first propose.
@@ -74,7 +74,7 @@ class DraftSession:
             start: Opens the session at a worker; its identity is filled in from `info`.
             info: Tells which draft fits the target now, None while none does.
             timeout_s: A round waits this long for its drafts.
-            on_lost: Told of every lost stream.
+            on_lost: Told of every lost stream, with the status that it ended with.
             features: Where the target's hidden states come from, for a draft that is fed with them.
         """
         self._stub = stub
@@ -242,7 +242,7 @@ class DraftSession:
 
     async def _drop(self, lost: StreamLostError) -> None:
         log.warning("request %s: draft lost: %s", self._start.request_id, lost)
-        self._on_lost()
+        self._on_lost(lost.code)
         if self._features is not None:
             self._features.known_end = None
         self._unanswered = None

@@ -50,7 +50,8 @@ class TargetSession:
         *,
         verify_timeout_s: float,
         retry_s: float,
-        on_lost: Callable[[], None],
+        on_lost: Callable[[grpc.StatusCode], None],
+        on_retry: Callable[[], None] = lambda: None,
         is_current: Callable[[], bool],
         heads: RowHeads | None = None,
         whole_rows: int = MAX_GAMMA + 1,
@@ -63,7 +64,8 @@ class TargetSession:
             start: Opens the session at a worker.
             verify_timeout_s: A worker silent for this long is given up.
             retry_s: How long a lost target is looked for.
-            on_lost: Told of every lost stream.
+            on_lost: Told of every lost stream, with the status that it ended with.
+            on_retry: Told of every attempt at an answer after the first.
             is_current: Whether the target that the request was planned for is still the one that new requests get.
             heads: How much of a row is asked for; None asks for whole rows.
             whole_rows: How many of those a message has room for.
@@ -74,6 +76,7 @@ class TargetSession:
         self._verify_timeout_s = verify_timeout_s
         self._retry_s = retry_s
         self._on_lost = on_lost
+        self._on_retry = on_retry
         self._is_current = is_current
         self._heads = heads
         self._whole_rows = whole_rows
@@ -151,6 +154,7 @@ class TargetSession:
                     give_up_s = time.monotonic() + self._retry_s
                 self._judge(lost, attempts, give_up_s)
             await asyncio.sleep(backoff.step())
+            self._on_retry()
 
     async def close(self) -> None:
         """Free the session, at the worker too."""
@@ -250,5 +254,5 @@ class TargetSession:
 
     async def _drop(self, lost: StreamLostError) -> None:
         log.warning("request %s: target lost: %s", self._start.request_id, lost)
-        self._on_lost()
+        self._on_lost(lost.code)
         await self.close()
