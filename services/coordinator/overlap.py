@@ -9,6 +9,7 @@ drafting costs may fall on the others.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -24,9 +25,13 @@ _REST_FIRST, _REST_MOST = 2, 32
 _MEMORY: Final = 128
 _CARRIED: Final = 8
 # A cycle with a stall in it counts as no more than so many means.
-_CLIP: Final = 4.0
+_CLIP: Final = 2.0
 # Running ahead is extra work: it has to be worth it.
 _LEAST_GAIN: Final = 0.02
+# A trial ends early, after so many cycles at least, where its way is slower by so many standard errors: on two cores
+# that draft and target share, running ahead makes a round a fifth longer, which needs no 48 cycles to be seen.
+_TRIAL_LEAST: Final = 8
+_CLEAR: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class MeasuredOverlap:
         self._runs_ahead = False
         self._is_better = False
         self._trial = 0
-        self._left = _TRIAL
+        self._left, self._ended = _TRIAL, 0
         self._rest = _REST_FIRST
         self._is_rest = False
 
@@ -87,11 +92,17 @@ class MeasuredOverlap:
 
     def end(self, cycle: Cycle, spent_s: float) -> None:
         """Learn what a cycle took; one that lies across two trials tells nothing of either."""
-        if cycle.trial == self._trial:
-            self._means[cycle.runs_ahead].add(spent_s)
+        if cycle.trial != self._trial:
+            return
+        tried, other = self._means[cycle.runs_ahead], self._means[not cycle.runs_ahead]
+        tried.add(spent_s)
+        self._ended += 1
+        if not self._is_rest and self._ended >= _TRIAL_LEAST and tried.is_clearly_above(other):
+            self._left = 0
 
     def _next_trial(self) -> None:
         self._trial += 1
+        self._ended = 0
         if self._is_rest or not self._means[not self._runs_ahead].count:
             self._runs_ahead = not self._runs_ahead
             self._left, self._is_rest = _TRIAL, False
@@ -118,13 +129,23 @@ class _Mean:
     def __init__(self) -> None:
         self.value = 0.0
         self.count = 0
+        self._variance = 0.0
 
     def add(self, value: float) -> None:
         if self.count >= _CARRIED:
             value = min(value, _CLIP * self.value)
         self.count = min(self.count + 1, _MEMORY)
-        self.value += (value - self.value) / self.count
+        off = value - self.value
+        self.value += off / self.count
+        self._variance += (off * (value - self.value) - self._variance) / self.count
 
     def carry(self) -> None:
         """Let what is known count for little beside what comes."""
         self.count = min(self.count, _CARRIED)
+
+    def is_clearly_above(self, other: _Mean) -> bool:
+        """Tell whether it is higher, by more than chance makes likely."""
+        if min(self.count, other.count) < _TRIAL_LEAST:
+            return False
+        squared_error = self._variance / self.count + other._variance / other.count
+        return self.value - other.value > _CLEAR * math.sqrt(squared_error)

@@ -45,6 +45,12 @@ def test_what_costs_is_tried_ever_more_rarely(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_what_clearly_costs_is_given_up_within_a_trial(seed: int) -> None:
+    """The first 200 cycles, most of a short answer's: 48 of them would be a trial to its end."""
+    assert 8 <= run(MeasuredOverlap(), costs, 200, random.Random(seed)) * 200 <= 36
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_a_change_is_followed(seed: int) -> None:
     policy, rng = MeasuredOverlap(), random.Random(seed)
     for cost in (costs, pays, costs):
