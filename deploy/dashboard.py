@@ -205,6 +205,7 @@ def _rounds() -> list[Panel]:
         Query(_rate("workers_lost_total", "worker, status"), "{{worker}} lost: {{status}}"),
         Query(_rate("verify_retries_total"), "verified again"),
         Query(_rate("rows_bad_total", "worker"), "{{worker}}: bad rows"),
+        Query(_rate("server_refused_total", "status"), "refused: {{status}}"),
     ]
     phases = [
         Query(_quantile(share, "round_duration_seconds", "phase"), f"p{share * 100:g} {{{{phase}}}}")

@@ -23,6 +23,7 @@ _PAGE = """
 import json
 from types import SimpleNamespace
 from prometheus_client import REGISTRY
+import services.common.rpc.guards
 from services.common.rpc.gauges import EngineStats, export_engine
 from services.common.rpc.telemetry import configure_telemetry
 from services.common.specdec.types import Decision, Origin

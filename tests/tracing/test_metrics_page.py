@@ -10,6 +10,7 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from services.common.rpc.codec import encode_sampling
 from services.common.specdec.types import SamplingParams
@@ -45,6 +46,19 @@ def test_the_page_says_what_the_client_was_told(traced: Traced) -> None:
     assert read["paceline_round_duration_seconds_count"] == 5 * stats.rounds
     assert read["gen_ai_server_request_duration_seconds_count"] == 1
     assert read["paceline_requests_running"] == 0
+    assert coordinator.stop() == 0
+
+
+def test_a_call_without_a_token_is_counted(traced: Traced, tmp_path: Path) -> None:
+    address = free_address()
+    (tmp_path / "tokens").write_text("0b1f6c1e9c6f4bd2\n")
+    arguments = ("--tokens", str(tmp_path / "tokens"), "--metrics-listen", address)
+    coordinator = traced.processes.coordinator(traced.target, None, *arguments)
+    assert page(address)["paceline_server_refused_total"] == 0
+    with coordinator.connected() as stub, pytest.raises(grpc.RpcError) as refused:
+        list(stub.Generate(pb.GenerateRequest(text="abc"), timeout=30))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert page(address)["paceline_server_refused_total"] == 1
     assert coordinator.stop() == 0
 
 

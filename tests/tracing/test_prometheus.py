@@ -22,7 +22,7 @@ from tests.support.prometheus import tool
 from tests.tracing.conftest import Traced, free_address
 from tests.tracing.test_metrics_page import page as read_page
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 T = TypeVar("T")
 COMPONENTS = ("coordinator", "draft-worker", "target-worker")
 

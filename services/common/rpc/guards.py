@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health
+from opentelemetry import metrics
 
 from services.common.rpc.errors import Context
+from services.common.rpc.tally import Tally
 from services.common.rpc.tokens import Tokens
 
 log = logging.getLogger(__name__)
@@ -18,6 +20,13 @@ log = logging.getLogger(__name__)
 Details: TypeAlias = grpc.HandlerCallDetails
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation: TypeAlias = Callable[[Details], Awaitable[Handler]]
+
+_refused = Tally(
+    metrics.get_meter("paceline.server").create_observable_counter,
+    *("paceline.server.refused", "{call}", "Calls refused before their handler, by gRPC status."),
+    ("status",),
+    [("UNAUTHENTICATED",), ("PERMISSION_DENIED",)],
+)
 
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 # Names of refused callers that are remembered, so that one who tries again and again is logged once.
@@ -70,7 +79,7 @@ class CallerNames(grpc.aio.ServerInterceptor):
         if names not in self._refused and len(self._refused) < _REMEMBERED:
             self._refused.add(names)
             log.warning("refused, and so are further calls of the same: %s", told)
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, told)
+        await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, told)
 
 
 class BearerTokens(grpc.aio.ServerInterceptor):
@@ -95,11 +104,16 @@ class BearerTokens(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
+async def _refuse(context: Context, status: grpc.StatusCode, told: str) -> None:
+    _refused.add(1, status.name)
+    await context.abort(status, told)
+
+
 def _refusing(told: str) -> Handler:
     """Return a handler for calls of every kind: it asks for no message."""
 
     async def refuse(requests: object, context: Context) -> None:  # noqa: ARG001
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, told)
+        await _refuse(context, grpc.StatusCode.UNAUTHENTICATED, told)
 
     made: Handler = grpc.stream_stream_rpc_method_handler(refuse)
     return made
