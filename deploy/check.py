@@ -29,7 +29,7 @@ TOOLS = ROOT / ".venv-deploy" / "bin"
 """checkov and the definitions of custom resources: `make lint` installs them."""
 OLDEST, NEWEST = 30, 37
 """Kubernetes 1.30 to 1.37."""
-CUSTOM = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
+CUSTOM = {"cert-manager.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
 """Kinds that Kubernetes itself does not have."""
 
 

@@ -1,4 +1,4 @@
-"""Validate the objects of KEDA and the Prometheus operator against their own definitions; `deploy/check.py` calls this.
+"""Validate objects of kinds that Kubernetes itself does not have, each against its definition; for `deploy/check.py`.
 
 Run by the Python of .venv-deploy, which has these definitions as pydantic models. Reads a JSON list of objects from
 standard input and prints one line a fault; a field that a definition does not have is one.
@@ -11,11 +11,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from cloudcoil.models.cert_manager.v1 import Certificate, Issuer
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from pydantic import BaseModel, ValidationError
 
 DEFINITIONS: dict[tuple[str, str], type[BaseModel]] = {
+    ("cert-manager.io/v1", "Certificate"): Certificate,
+    ("cert-manager.io/v1", "Issuer"): Issuer,
     ("keda.sh/v1alpha1", "ScaledObject"): ScaledObject,
     ("monitoring.coreos.com/v1", "PodMonitor"): PodMonitor,
     ("monitoring.coreos.com/v1", "PrometheusRule"): PrometheusRule,

@@ -192,7 +192,9 @@ def _stop_rules(stop: pb.StopConditions, info: worker_pb2.ModelInfo) -> StopRule
         raise InvalidFieldError("stop.strings", f"{len(stop.strings)} strings", f"at most {MAX_STOP_STRINGS}")
     for i, string in enumerate(stop.strings):
         if not 1 <= len(string) <= MAX_STOP_STRING_LENGTH:
-            raise InvalidFieldError(f"stop.strings[{i}]", string, f"1 to {MAX_STOP_STRING_LENGTH} characters")
+            raise InvalidFieldError(
+                f"stop.strings[{i}]", f"{len(string)} characters", f"1 to {MAX_STOP_STRING_LENGTH} characters"
+            )
     if len(stop.token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidFieldError("stop.token_ids", f"{len(stop.token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
     return StopRules(

@@ -89,6 +89,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             todo = await asyncio.to_thread(plan, request, request_id, target, self._settings)
             model = target.info.identity.model_id
             clock.planned(is_chat=request.HasField("chat"), prompt_tokens=len(todo.prompt), model=model)
+            if self._settings.log_content:
+                log.info("prompt: %s", list(todo.prompt))
             try:
                 await self._answer(todo, target, span, clock, context)
                 return
@@ -105,6 +107,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     rounds.append(done)
                     clock.emitted(len(done.tokens))
                     if pieces := answer.take():
+                        if self._settings.log_content:
+                            log.info("answer: %r", "".join(piece.text for piece in pieces))
                         await context.write(pb.GenerateResponse(chunk=_chunk(pieces)))
             except TargetFullError as error:
                 full = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -39,7 +39,8 @@ class TextCodec:
         self._longest_token = max(len(token) for token in vocabulary)
         self._silent: set[int] = set()
         self._respell(self._tokenizer.get_added_tokens_decoder())
-        self._special_tokens = special_tokens
+        # Not left out: templates ask `tools is not none`, which an undefined name is not.
+        self._variables = {"tools": None, "documents": None, "add_generation_prompt": True, **special_tokens}
         self._template = _environment().from_string(chat_template) if chat_template else None
 
     def _respell(self, added: dict[int, tokenizers.AddedToken]) -> None:
@@ -117,18 +118,22 @@ class TextCodec:
         assert self._template is not None
         try:
             return self._template.render(
-                messages=[{"role": role, "content": content} for role, content in messages],
-                # Not left out: templates ask `tools is not none`, which an undefined name is not.
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
+                messages=[{"role": role, "content": content} for role, content in messages], **self._variables
             )
         except jinja2.TemplateError as error:
             roles = [role for role, _ in messages]
-            raise InvalidFieldError(
-                "chat.messages", roles, f"roles that the model's template takes ({error})"
-            ) from None
+            said = self._words_of(error, roles)
+            raise InvalidFieldError("chat.messages", roles, f"roles that the model's template takes ({said})") from None
+
+    def _words_of(self, error: jinja2.TemplateError, roles: Sequence[str]) -> str:
+        """Return why a template refuses, unless it would not say so if the messages were empty: it may quote them."""
+        assert self._template is not None
+        try:
+            self._template.render(messages=[{"role": role, "content": ""} for role in roles], **self._variables)
+        except jinja2.TemplateError as other:
+            if str(other) == str(error):
+                return str(error)
+        return "it says why in words that depend on a message"
 
     def _check_length(self, field: str, characters: int, limit: int) -> None:
         most = limit * self._longest_token

@@ -47,7 +47,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_base_and_overlays_are_there() -> None:
     assert {
         "base",
-        *(f"overlays/{name}" for name in ("local", "trial", "own-models", "gpu", "gpu-autoscaled")),
+        *(f"overlays/{name}" for name in ("local", "trial", "own-models", "gpu", "gpu-autoscaled", "mtls")),
     } <= BUILT.keys()
     assert sum(name.startswith("components/") for name in BUILT) >= 7
 

@@ -65,8 +65,8 @@ BAD = {
     negative: "has a negative entry",
     nan_in_the_head: "has a non-finite entry",
     upside_down: "has a head that is not in falling order",
-    one_id_twice: "names token",
-    past_the_vocabulary: "names token 9, past the vocabulary of 8",
+    one_id_twice: "names a token twice",
+    past_the_vocabulary: "names a token past the vocabulary of 8",
     an_entry_too_few: "has 1 probabilities for the 2 ids of its head",
     half_an_entry: "has 0 entries, the vocabulary 8",
 }

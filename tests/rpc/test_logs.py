@@ -70,7 +70,7 @@ def test_a_line_of_json_says_when_how_bad_where_and_who(errors: Errors) -> None:
 
 
 def test_an_exception_is_one_line(errors: Errors) -> None:
-    configure_logging("info", "json")
+    configure_logging("info", "json", log_content=True)
     try:
         raise ZeroDivisionError("a secret")
     except ZeroDivisionError:
@@ -161,7 +161,7 @@ def test_a_line_for_people_has_the_call_behind_its_message(errors: Errors) -> No
 
 
 def test_what_nobody_catches_and_warnings_are_lines_too(errors: Errors) -> None:
-    configure_logging("info", "json")
+    configure_logging("info", "json", log_content=True)
     error = ZeroDivisionError("of a thread")
 
     def fail() -> None:

@@ -189,9 +189,9 @@ class TestUsableDrafts:
             (Draft(1, NAN_ROW), "non-finite"),
             (Draft(0, dense(0.5, 0.5)), "2 entries, the vocabulary 4"),
             (Draft(0, dense(0.5, 0.1, 0.1, 0.1)), "sums to 0.8"),
-            (Draft(3, dense(0.5, 0.5, 0.0, 0.0)), "token 3, no probability"),
-            (Draft(7, dense(0.5, 0.5, 0.0, 0.0)), "token 7, no probability"),
-            (Draft(1, sparse({0: 0.5, 2: 0.5})), "token 1, no probability"),
+            (Draft(3, dense(0.5, 0.5, 0.0, 0.0)), "its own draft no probability"),
+            (Draft(7, dense(0.5, 0.5, 0.0, 0.0)), "its own draft no probability"),
+            (Draft(1, sparse({0: 0.5, 2: 0.5})), "its own draft no probability"),
         ],
     )
     def test_a_bad_row_costs_the_drafts_from_its_position_on(self, bad: Draft, says: str, at: int) -> None:

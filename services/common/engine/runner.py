@@ -114,7 +114,7 @@ class ModelRunner:
             try:
                 self._check("fused projections")
             except Exception as error:
-                log.warning("the model's own projections are used: %s", error)
+                log.warning("the model's own projections are used: %s", str(error))
                 undo()
         self._window = self._draft.window if self._draft is not None else None
 

@@ -80,7 +80,7 @@ def _feature_layers(features: str, loaded: LoadedModel) -> tuple[int, ...]:
             layer_list(loaded.model.base_model, count)
         except ValueError as error:
             # Served all the same: only drafts that are fed with them cannot be.
-            log.warning("no hidden states are kept for a draft: %s", error)
+            log.warning("no hidden states are kept for a draft: %s", str(error))
             return ()
         return default_feature_layers(count)
     try:

@@ -93,8 +93,7 @@ def decode_support(field: str, data: bytes, vocab_size: int) -> Ids:
     except BadRowError:
         raise InvalidFieldError(field, f"{len(data)} bytes", f"ids of {ID.itemsize} bytes") from None
     if bad := np.flatnonzero(ids[1:] <= ids[:-1])[:1].tolist():
-        told = f"{ids[bad[0]]} and then {ids[bad[0] + 1]}"
-        raise InvalidFieldError(field, told, "ascending ids")
+        raise InvalidFieldError(f"{field}[{bad[0] + 1}]", "not above the one before it", "ascending ids")
     if len(ids) and int(ids[-1]) >= vocab_size:
         raise InvalidFieldError(field, f"up to {ids[-1]}", f"ids of 0 to {vocab_size - 1}")
     return ids

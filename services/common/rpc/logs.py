@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from pythonjsonlogger.json import JsonFormatter
 
 from services.common.rpc.call import CallInfo, current_call
+from services.common.rpc.content import WithoutContent
 
 LogFormat: TypeAlias = Literal["console", "json"]
 
@@ -22,7 +23,12 @@ _CONSOLE = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
-def configure_logging(level: str, log_format: LogFormat = "console", who: Mapping[str, str] | None = None) -> None:
+def configure_logging(
+    level: str,
+    log_format: LogFormat = "console",
+    who: Mapping[str, str] | None = None,
+    log_content: bool = False,
+) -> None:
     """Log to standard error; standard output is for LISTENING and READY.
 
     Warnings of Python and errors that nobody catches are lines of the log too.
@@ -31,8 +37,9 @@ def configure_logging(level: str, log_format: LogFormat = "console", who: Mappin
         level: Least severe level to log.
         log_format: `console` for people; `json`, an object a line.
         who: Fields of every JSON line.
+        log_content: Have exceptions of libraries say what they say, which may be a part of a prompt or an answer.
     """
-    logging.basicConfig(handlers=[_handler(log_format, who or {})], level=level.upper(), force=True)
+    logging.basicConfig(handlers=[_handler(log_format, who or {}, log_content)], level=level.upper(), force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
@@ -47,11 +54,13 @@ def adopt_libraries() -> None:
                 logger.propagate = True
 
 
-def _handler(log_format: LogFormat, who: Mapping[str, str]) -> logging.Handler:
+def _handler(log_format: LogFormat, who: Mapping[str, str], log_content: bool) -> logging.Handler:
     """Return the one handler of a process: whatever has to hold for every line is added here."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_json(who) if log_format == "json" else _Console(_CONSOLE))
     handler.addFilter(_add_call)
+    if not log_content:
+        handler.addFilter(WithoutContent())
     return handler
 
 

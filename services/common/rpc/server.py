@@ -206,7 +206,9 @@ def run_process(settings: ServerSettings, service_name: str, serve: Callable[[],
         SystemExit: It cannot start; the log says why.
     """
     instance = instance_name(settings)
-    configure_logging(settings.log_level, settings.log_format, {"service": service_name, "instance": instance})
+    configure_logging(
+        settings.log_level, settings.log_format, {"service": service_name, "instance": instance}, settings.log_content
+    )
     exit_on_signal()
     try:
         configure_telemetry(service_name, instance, settings.metrics_listen)

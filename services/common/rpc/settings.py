@@ -69,6 +69,9 @@ class ServerSettings(Settings):
     )
     worker_id: str = Field("", description="Name in logs and traces; default HOSTNAME-PID.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
+    log_content: bool = Field(
+        False, description="Prompts and answers may be in the log; else no line, span or error has anything of them."
+    )
     log_format: LogFormat = Field("console", description="Lines of the log: text for people, or JSON objects.")
 
     @property

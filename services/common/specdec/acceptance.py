@@ -104,7 +104,7 @@ def usable_drafts(drafts: Sequence[Draft], vocab_size: int) -> tuple[int, str]:
         except BadRowError as error:
             return i, f"q[{i}] {error}"
         if not draft.q.weight(draft.token) > 0:
-            return i, f"q[{i}] gives its own draft, token {draft.token}, no probability"
+            return i, f"q[{i}] gives its own draft no probability"
     return len(drafts), ""
 
 

@@ -112,10 +112,10 @@ class PartialRow:
         if self.tail_winner is not None:
             known = np.append(known, np.uint32(self.tail_winner[0]))
         if len(known) and int(known.max()) >= vocab_size:
-            raise BadRowError(f"names token {int(known.max())}, past the vocabulary of {vocab_size}")
+            raise BadRowError(f"names a token past the vocabulary of {vocab_size}")
         known.sort()
-        if (twice := known[1:][known[1:] == known[:-1]]).size:
-            raise BadRowError(f"names token {int(twice[0])} twice")
+        if (known[1:] == known[:-1]).any():
+            raise BadRowError("names a token twice")
 
 
 AnyRow: TypeAlias = Row | PartialRow

@@ -36,6 +36,10 @@ _HOPELESS = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLE
 _WIDE_BYTES = 8 * 4_096
 
 
+class TargetRefusesError(Exception):
+    """The target finds fault with what the coordinator has sent: a bug, or another version."""
+
+
 class TargetSession:
     """A `Verifier` over gRPC.
 
@@ -168,7 +172,7 @@ class TargetSession:
     def _judge(self, lost: StreamLostError, attempts: int, give_up_s: float) -> None:
         """Raise what a loss means where another attempt could not, or should not, mend it."""
         if lost.code in _HOPELESS:
-            raise RuntimeError(f"the target refuses what the coordinator sends: {lost}") from lost
+            raise TargetRefusesError(f"the target refuses what the coordinator sends: {lost}") from lost
         if not self._has_answered and not self._is_current():
             raise TargetChangedError(str(lost)) from lost
         if time.monotonic() >= give_up_s:
