@@ -17,8 +17,8 @@ from services.cli.request import build_request, int32, uint64
 from services.cli.show import show_answer
 from services.cli.up import service_arguments
 
-# Greedy and with a refrain: text that comes back is what an n-gram drafter can guess, and a small model stays coherent.
-PROMPT = "Write a short poem about bicycles in a paceline, with a refrain."
+# Greedy, and something that a small model has learnt: what it makes up goes round in circles.
+PROMPT = "Why is the sky blue?"
 TEMPERATURE = 0.0
 MAX_TOKENS = 160
 

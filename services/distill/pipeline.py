@@ -19,7 +19,7 @@ from services.common.engine.draft_model import DraftModel
 from services.common.engine.engine import Engine
 from services.common.engine.model import LoadedModel
 from services.common.engine.options import EngineOptions
-from services.distill.chat import turns
+from services.distill.chat import Turns, turns
 from services.distill.corpus import Corpus
 from services.distill.errors import DistillError
 from services.distill.folder import Settings, begin, require_same
@@ -50,10 +50,9 @@ def distill(options: DistillOptions, stop: Callable[[], bool], progress: Progres
     known = run.folder.read()
     progress.say(f"Loading {options.target}")
     loaded = load_target(options, known.dtype if known else "auto")
-    settings = _settings(run, known, loaded)
+    settings, opening = _settings(run, known, loaded)
     corpus = Corpus(run.folder.data, settings.width)
     corpus.add_files(options.texts, loaded.vocab_size, settings.seed)
-    opening = turns(loaded, settings.openings, longest_turn(settings.width))
     shards = Shards(run.folder.texts, opening, settings.width)
     tokens = _tokens_to_write(options, corpus, shards)
     _require_room(run, settings, loaded, corpus, tokens)
@@ -68,18 +67,21 @@ def distill(options: DistillOptions, stop: Callable[[], bool], progress: Progres
     return learn(run, settings, loaded, corpus, opening)
 
 
-def _settings(run: Run, known: Settings | None, loaded: LoadedModel) -> Settings:
-    """Return the draft's settings, written down if they are new, once it is sure that there can be such a draft."""
+def _settings(run: Run, known: Settings | None, loaded: LoadedModel) -> tuple[Settings, Turns]:
+    """Return the draft's settings and how its target's texts begin.
+
+    New settings are written down once it is sure that there can be such a draft.
+    """
     options = run.options
     asked: dict[str, Any] = {name: getattr(options, name) for name in ("kind", "layers", "head", "seed")}
     openings = read_openings(options.openings) if options.openings else None
     start = read_start(options.start, loaded) if options.start else None
     if known is not None:
         require_same(known, loaded, options.out, **asked, openings=openings, start=start.key if start else None)
-        return known
+        return known, _turns(known, loaded)
     check_target(loaded)
     settings = begin(loaded, **asked, width=options.width, openings=openings, start=start)
-    turns(loaded, settings.openings, longest_turn(settings.width))
+    opening = _turns(settings, loaded)
     _try(settings, loaded, start)
     try:
         if start is not None:
@@ -87,7 +89,11 @@ def _settings(run: Run, known: Settings | None, loaded: LoadedModel) -> Settings
         run.folder.write(settings)
     except OSError as error:
         raise DistillError(f"--out {options.out}: {error.strerror}") from error
-    return settings
+    return settings, opening
+
+
+def _turns(settings: Settings, loaded: LoadedModel) -> Turns:
+    return turns(loaded, settings.openings, longest_turn(settings.width))
 
 
 def _try(settings: Settings, loaded: LoadedModel, start: Start | None) -> None:

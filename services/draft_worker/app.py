@@ -7,7 +7,7 @@ import contextlib
 import importlib
 
 from paceline.v1 import draft_pb2_grpc, worker_pb2
-from services.common.rpc.gauges import export_engine, export_sessions
+from services.common.rpc.gauges import export_engine, export_outgrown, export_sessions
 from services.common.rpc.logs import adopt_libraries
 from services.common.rpc.passes import trace_pass
 from services.common.rpc.server import Server, instance_name, run, stop_this_process
@@ -54,6 +54,7 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
     await asyncio.to_thread(importlib.import_module, "services.draft_worker.models")
     adopt_libraries()
     from services.common.engine.worker import start_engine
+    from services.draft_worker.feature_proposer import FeatureProposer
     from services.draft_worker.models import features_of, load, proposer_of
 
     loaded, engine = await start_engine(settings, stop_this_process, trace_pass, load(settings))
@@ -71,6 +72,9 @@ async def _model(settings: DraftSettings, engines: contextlib.AsyncExitStack) ->
         features=features_of(loaded),
     )
     proposer = proposer_of(settings, loaded, engine)
+    if isinstance(proposer, FeatureProposer):
+        outgrown = proposer.outgrown
+        export_outgrown(lambda: outgrown.sessions)
     if settings.ngram_first:
         proposer = CombinedProposer(proposer, settings.ngram_first, settings.ngram_max_tokens)
     return proposer, info

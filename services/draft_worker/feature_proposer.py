@@ -21,13 +21,18 @@ from services.common.specdec.partial import Ids
 from services.common.specdec.types import MAX_FEATURE_BYTES, Draft
 from services.draft_worker.confidence import Calibration
 from services.draft_worker.model_proposer import ModelProposeSession
+from services.draft_worker.outgrown import Outgrown
 from services.draft_worker.proposer import Features, ProposalRequest, SessionRequest
 from services.draft_worker.soundness import Soundness
 from services.draft_worker.truncation import NO_TRUNCATION, Truncation
 
 
 class FeatureProposer:
-    """Opens sessions on a draft that is fed with the target's hidden states."""
+    """Opens sessions on a draft that is fed with the target's hidden states.
+
+    Attributes:
+        outgrown: Counts the sessions that have found no room for the whole answer.
+    """
 
     def __init__(
         self, engine: Engine, window: int, width: int, head_ids: Ids, truncation: Truncation = NO_TRUNCATION
@@ -48,9 +53,10 @@ class FeatureProposer:
         self._truncation = truncation
         self._calibrations = Calibration(), Calibration()
         self._soundness = Soundness()
+        self.outgrown = Outgrown()
 
     async def open(self, request: SessionRequest) -> FeatureProposeSession:
-        """Open a session and reserve its KV cache: for the window, and for what may follow.
+        """Open a session and reserve its KV cache: for the window, and for what may follow, or all that the pool has.
 
         Raises:
             CapacityError: No room, and none in time.
@@ -60,7 +66,7 @@ class FeatureProposer:
         model = await self._engine.open(max(1, min(capacity, self._engine.context_length)))
         calibration = self._calibrations[request.params.temperature == 0]
         drafting = ModelProposeSession(model, request, self._truncation, calibration, self._soundness, self._ids)
-        return FeatureProposeSession(drafting, self._width, model.capacity - 1, request.most_tokens)
+        return FeatureProposeSession(drafting, self._width, model.capacity - 1, request.most_tokens, self.outgrown)
 
 
 class FeatureProposeSession:
@@ -69,12 +75,13 @@ class FeatureProposeSession:
     Where features are missing nothing is proposed, which is decided before a token is sampled.
     """
 
-    def __init__(self, model: ModelProposeSession, width: int, capacity: int, longest: int) -> None:
+    def __init__(self, model: ModelProposeSession, width: int, capacity: int, longest: int, outgrown: Outgrown) -> None:
         self._model = model
         self._width = width
         # Of the window and what follows it, and of the whole text.
         self._capacity = capacity
         self._longest = longest
+        self._outgrown: Outgrown | None = outgrown
         self._text: list[int] = []
         # How much of the text, from its beginning, the model's session has been given, its own drafts included.
         self._told = 0
@@ -105,6 +112,9 @@ class FeatureProposeSession:
             self._take_in(*came)
         if self._origin is None:
             return
+        if self._outgrown is not None and len(self._text) - self._origin > self._capacity:
+            self._outgrown.note(len(self._text), self._capacity)
+            self._outgrown = None
         origin, pending = self._origin, self._pending
         start = max(origin, min(self._told, request.base_length))
         given = Given(pending[0] - origin, pending[1]) if pending is not None else None

@@ -78,20 +78,28 @@ def test_a_folder_holds_one_model(tmp_path: Path) -> None:
 
 def test_a_part_of_a_model_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     repository = make_tiny_llama(tmp_path / "repository")
-    home = tmp_path / "home"
+    whole, index = repository / "model.safetensors", repository / "model.safetensors.index.json"
+    weights = whole.read_bytes()
+    whole.unlink()
     with Hub(NAME, repository) as hub:
-        folder = Path(fetch(home, NAME, hub.endpoint).stdout.strip())
+        done = fetch(tmp_path / "none", NAME, hub.endpoint)
+    assert done.returncode == 1
+    assert "there is no *.safetensors" in done.stderr
+    (repository / "model-00001-of-00002.safetensors").write_bytes(weights)
+    index.write_text(json.dumps({"weight_map": {f"w{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}}))
+    with Hub(NAME, repository) as hub:
+        done = fetch(tmp_path / "one", NAME, hub.endpoint)
+    assert done.returncode == 1
+    assert "there is no model-00002-of-00002.safetensors" in done.stderr
+
+
+def test_what_is_lost_of_a_model_is_missed_without_the_hub(tmp_path: Path) -> None:
+    with Hub(NAME, make_tiny_llama(tmp_path / "repository")) as hub:
+        folder = Path(fetch(tmp_path / "home", NAME, hub.endpoint).stdout.strip())
     (folder / "model.safetensors").unlink()
-    done = fetch(home, NAME)
+    done = fetch(tmp_path / "home", NAME)
     assert done.returncode == 1
-    assert "there is no *.safetensors" in done.stderr or "could not be fetched" in done.stderr
-    (folder / "model-00001-of-00002.safetensors").touch()
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {f"w{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}})
-    )
-    done = fetch(home, NAME)
-    assert done.returncode == 1
-    assert "there is no model-00002-of-00002.safetensors" in done.stderr or "could not be fetched" in done.stderr
+    assert f"Error: {NAME} could not be fetched into {folder}" in done.stderr
 
 
 def test_a_default_model_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -39,9 +39,19 @@ def test_states_are_what_the_layers_hand_on(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(features[..., 32:] @ head.T, logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_target_with_soft_caps_is_refused_by_name(tmp_path: Path) -> None:
-    loaded = load(make_tiny(tmp_path / "model", ARCHITECTURES["gemma2 with softcaps and some windows"]()))
-    with pytest.raises(DistillError, match=r"gemma2.*cannot be distilled"):
+@pytest.mark.parametrize(
+    ("capped", "words"),
+    [
+        ("final_logit_softcapping", "its logits have a soft cap"),
+        ("attn_logit_softcapping", "its attention's scores have a soft cap"),
+    ],
+)
+def test_a_target_with_a_soft_cap_is_refused_by_name(tmp_path: Path, capped: str, words: str) -> None:
+    config = ARCHITECTURES["gemma2 with softcaps and some windows"]()
+    # So far above a small model's logits that they hardly differ.
+    config.update({"final_logit_softcapping": None, "attn_logit_softcapping": None, capped: 900.0})
+    loaded = load(make_tiny(tmp_path / "model", config))
+    with pytest.raises(DistillError, match=rf"gemma2.*cannot be distilled: {words} \({capped} is 900\.0\)"):
         check_target(loaded)
 
 

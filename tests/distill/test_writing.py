@@ -50,8 +50,7 @@ async def test_texts_do_not_depend_on_the_batch(folder: Path, tmp_path: Path) ->
 
 
 async def test_a_stopped_run_goes_on_where_it_was(folder: Path, tmp_path: Path) -> None:
-    whole = rows(await written(folder, tmp_path / "whole", batch=3), 6)
-    part = await written(folder, tmp_path / "part", batch=3, most=60)
+    part = await written(folder, tmp_path / "part", batch=3, tokens=10**6, most=60)
     unfinished = [list(text.tokens) for text in part.texts if not text.done]
     assert any(len(tokens) > len(TURNS.opening) for tokens in unfinished), "stopped in the middle of a text"
     read_again = Shards(tmp_path / "part", TURNS, WIDTH)
@@ -59,7 +58,11 @@ async def test_a_stopped_run_goes_on_where_it_was(folder: Path, tmp_path: Path) 
         # The pass that ran when it was stopped may have added a token after the files were written.
         assert len(text.tokens) - 1 <= len(read.tokens)
         assert read.tokens == text.tokens[: len(read.tokens)]
-    assert rows(await written(folder, tmp_path / "part", batch=2), 6) == whole
+    # Texts are written one after another: so many tokens are not had without all that had been begun.
+    count = len(part.texts)
+    whole = await written(folder, tmp_path / "whole", batch=3, tokens=count * WIDTH)
+    mended = await written(folder, tmp_path / "part", batch=2, tokens=count * WIDTH)
+    assert rows(mended, count) == rows(whole, count)
 
 
 async def test_texts_are_sampled_as_their_part_says(folder: Path, tmp_path: Path) -> None:

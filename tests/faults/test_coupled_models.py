@@ -19,7 +19,7 @@ from tests.faults.test_processes import disturbed
 from tests.support.cluster import Reply
 from tests.support.engines import Library
 from tests.support.models import VOCAB
-from tests.support.processes import Processes, Service
+from tests.support.processes import Coordinator, Processes, Service
 
 SEED = 11
 PARAMS = SamplingParams(temperature=0.8, top_p=0.95)
@@ -47,6 +47,17 @@ def target(run: Processes, models: Path) -> Service:
 
 
 @pytest.fixture(scope="module")
+def draft(run: Processes, models: Path) -> Service:
+    return run.draft("--drafter", "model", "--model", str(models / "draft"), *FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def drafted(run: Processes, target: Service, draft: Service) -> Coordinator:
+    """A coordinator of both."""
+    return run.coordinator(target, draft, "--target-retry-s", "120")
+
+
+@pytest.fixture(scope="module")
 def alone(run: Processes, target: Service) -> Reply:
     """What the target gives by itself."""
     coordinator = run.coordinator(target, None)
@@ -71,35 +82,42 @@ def check_same(reply: Reply, alone: Reply, models: Path) -> None:
     assert abs(first / second - 1) < FLOAT_NOISE, f"token {at} of the answer"
 
 
-@pytest.mark.parametrize("draft", ["draft", "other", "ngram"])
-def test_the_tokens_are_those_of_the_target_alone(
-    run: Processes, target: Service, alone: Reply, models: Path, draft: str
+def test_the_tokens_are_those_of_the_target_alone(drafted: Coordinator, alone: Reply, models: Path) -> None:
+    for gamma in (1, 4, 8, None):
+        reply = drafted.generate(**REQUEST, gamma=gamma)
+        check_same(reply, alone, models)
+        # Left to the coordinator, gamma may be 0.
+        assert reply.result.speculation.accepted > 0 or gamma is None
+
+
+@pytest.mark.parametrize("name", ["other", "ngram"])
+def test_they_are_with_a_draft_that_is_seldom_right(
+    run: Processes, target: Service, alone: Reply, models: Path, name: str
 ) -> None:
-    model = ("--drafter", "model", "--model", str(models / draft), *FLOAT32)
-    worker = run.draft(*(() if draft == "ngram" else model))
+    model = ("--drafter", "model", "--model", str(models / name), *FLOAT32)
+    worker = run.draft(*(() if name == "ngram" else model))
     coordinator = run.coordinator(target, worker)
     for gamma in (1, 4, 8, None):
-        reply = coordinator.generate(**REQUEST, gamma=gamma)
-        check_same(reply, alone, models)
-        if draft == "draft" and gamma:
-            assert reply.result.speculation.accepted > 0
+        check_same(coordinator.generate(**REQUEST, gamma=gamma), alone, models)
     coordinator.close()
     worker.close()
 
 
-@pytest.mark.parametrize("lost", ["draft", "target"])
-def test_the_tokens_are_the_same_when_a_worker_is_killed(run: Processes, alone: Reply, models: Path, lost: str) -> None:
-    target = run.target("--model", str(models / "target"), *FLOAT32)
-    worker = run.draft("--drafter", "model", "--model", str(models / "draft"), *FLOAT32)
-    coordinator = run.coordinator(target, worker, "--target-retry-s", "120")
+def test_they_are_when_the_target_is_killed_and_restarted(
+    drafted: Coordinator, target: Service, alone: Reply, models: Path
+) -> None:
+    def restart() -> None:
+        target.kill()
+        target.restart()
 
-    def kill() -> None:
-        if lost == "draft":
-            worker.kill()
-        else:
-            target.kill()
-            target.restart()
+    drafted.wait_for_draft()
+    check_same(disturbed(drafted, restart, **REQUEST, gamma=3), alone, models)
+    assert "target lost" in drafted.log
 
-    check_same(disturbed(coordinator, kill, **REQUEST, gamma=3), alone, models)
-    for service in (coordinator, worker, target):
-        service.close()
+
+def test_they_are_when_the_draft_is_killed(drafted: Coordinator, draft: Service, alone: Reply, models: Path) -> None:
+    drafted.wait_for_draft()
+    check_same(disturbed(drafted, draft.kill, **REQUEST, gamma=3), alone, models)
+    assert "draft lost" in drafted.log
+    # Whichever test comes next finds it again.
+    draft.restart()

@@ -12,6 +12,8 @@ from paceline.v1 import worker_pb2
 from tests.support.cluster import Reply
 from tests.support.drafts import make_tiny_draft
 from tests.support.processes import GREEDY, Coordinator, Processes, Service
+from tests.tracing.conftest import free_address
+from tests.tracing.test_metrics_page import page
 
 TARGET = ("--dtype", "float32", "--kv-cache-memory", "64MiB")
 LENGTH = 80
@@ -30,7 +32,9 @@ class Fed:
     def __init__(self, models: Path, folder: Path, processes: Processes, *target: str) -> None:
         draft = make_tiny_draft(folder / "fed", models / "target", layers=(0, 1), head=range(320), noise=0.0)
         self.target: Service = processes.target("--model", str(models / "target"), *TARGET, *target)
-        self.draft: Service = processes.draft("--drafter", "model", "--model", str(draft), *TARGET)
+        self.metrics = free_address()
+        fed = ("--drafter", "model", "--model", str(draft), "--metrics-listen", self.metrics)
+        self.draft: Service = processes.draft(*fed, *TARGET)
         self.coordinator: Coordinator = processes.coordinator(
             # A target starts in seconds, on a machine that is busy in half a minute.
             *(self.target, self.draft, "--overlap", "off", "--target-retry-s", "200"),
@@ -70,6 +74,7 @@ def test_the_text_is_the_targets_whatever_is_lost(models: Path, tmp_path: Path, 
     assert all(proposed(together)[1:-1])
     assert together.result.speculation.accepted > 0
     assert together.result.speculation.degraded_rounds == 0
+    assert page(fed.metrics)["paceline_worker_sessions_outgrown_total"] == 0
 
     seeded = REQUEST | {"seed": 7, "sampling": worker_pb2.SamplingParams(temperature=1.0)}
     coupled = [fed.coordinator.generate(**seeded | {"gamma": gamma}) for gamma in (0, 4)]
@@ -95,7 +100,7 @@ def test_the_text_is_the_targets_whatever_is_lost(models: Path, tmp_path: Path, 
     assert all(proposed(fed.coordinator.generate(**REQUEST))[1:-1])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_target_that_keeps_other_states_is_not_drafted_for(
     models: Path, tmp_path: Path, processes: Processes
 ) -> None:

@@ -27,7 +27,7 @@ WINDOW_BYTES = 16_384
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
 # A chunk of one letter is 20 bytes with its frame, and the server fills the client's window.
 MOST_AHEAD = WINDOW_BYTES // 10
-LENGTH = 8_000
+LENGTH = 3_000
 PAST_EOS = pb.StopConditions(ignore_eos=True)
 
 

@@ -32,6 +32,6 @@ def test_the_target_as_its_own_draft_is_nearly_always_right_at_temperature_1(ser
 
 
 def test_a_random_draft_is_nearly_always_wrong(serving: Serving) -> None:
-    stats = serving.greedy("random", 5, PROMPTS[0]).result.speculation
-    assert stats.proposed >= 250
+    stats = serving.greedy("random", 2, PROMPTS[0]).result.speculation
+    assert stats.proposed >= 100
     assert stats.alpha <= 0.1

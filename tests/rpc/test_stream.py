@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
@@ -13,6 +14,24 @@ from paceline.v1 import draft_pb2, draft_pb2_grpc
 from services.common.rpc.stream import Stream, StreamLostError
 
 NOT_A_MESSAGE = b"\xff\xff"
+Drafting: TypeAlias = Stream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse]
+
+
+@asynccontextmanager
+async def asked(worker: grpc.GenericRpcHandler) -> AsyncIterator[Drafting]:
+    """Serve a worker, and yield a stream to it that one request has been sent on."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((worker,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = draft_pb2_grpc.DraftServiceStub(channel)
+            stream: Drafting = Stream(stub.Propose())
+            await stream.send(draft_pb2.ProposeRequest(), 30)
+            yield stream
+    finally:
+        await server.stop(None)
 
 
 class _Garbage(grpc.GenericRpcHandler):
@@ -27,20 +46,12 @@ class _Garbage(grpc.GenericRpcHandler):
 
 
 async def test_a_reply_that_is_no_message_ends_the_stream() -> None:
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((_Garbage(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub: Any = draft_pb2_grpc.DraftServiceStub(channel)
-        stream: Stream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse] = Stream(stub.Propose())
-        await stream.send(draft_pb2.ProposeRequest(), 30)
+    async with asked(_Garbage()) as stream:
         # Again and again, and not only to the first who asks.
         for _ in range(2):
             with pytest.raises(StreamLostError, match="INTERNAL: a reply cannot be decoded"):
                 await stream.receive(30)
         await stream.close()
-    await server.stop(None)
 
 
 async def test_a_message_given_up_before_it_is_sent_ends_the_stream() -> None:
@@ -82,19 +93,11 @@ class _Worker(grpc.GenericRpcHandler):
 
 @pytest.mark.parametrize("busy", [False, True])
 async def test_a_worker_that_waits_is_told_the_end_and_one_at_work_is_cancelled(busy: bool) -> None:
-    server = grpc.aio.server()
     worker = _Worker(busy=busy)
-    server.add_generic_rpc_handlers((worker,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub: Any = draft_pb2_grpc.DraftServiceStub(channel)
-        stream: Stream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse] = Stream(stub.Propose())
-        await stream.send(draft_pb2.ProposeRequest(), 30)
+    async with asked(worker) as stream:
         await asyncio.wait_for(worker.asked.wait(), 30)
         if not busy:
             await stream.receive(30)
         await stream.close()
         # While the channel is open: its end would end the stream too.
         assert await asyncio.wait_for(worker.ended.get(), 20) == ("cancelled" if busy else "half-closed")
-    await server.stop(None)

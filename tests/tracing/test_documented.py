@@ -12,8 +12,8 @@ from tests.tracing.conftest import Traced
 
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
 _ROW = re.compile(r"^\| `([a-z_.]+)(?:\{([a-z_., ]+)\})?` \| (\S+) \|", re.MULTILINE)
-# Only where it happens: see the tests of the coordinator.
-_RARE = {"paceline.draft.mismatch"}
+# Only where it happens, or of another kind of draft: see the tests of the coordinator, and `test_fed_draft`.
+_RARE = {"paceline.draft.mismatch", "paceline.worker.sessions.outgrown"}
 _RARE_LABELS = {"error.type"}
 
 

@@ -18,7 +18,7 @@ from services.common.specdec.types import Draft, SamplingParams
 from services.draft_worker.config import DraftSettings
 from services.draft_worker.feature_proposer import FeatureProposer
 from services.draft_worker.models import proposer_of
-from services.draft_worker.proposer import Features, ProposalRequest, Proposer, ProposeSession, SessionRequest
+from services.draft_worker.proposer import Features, ProposalRequest, ProposeSession, SessionRequest
 from tests.support.drafts import Trained, feature_bytes, make_tiny_draft
 from tests.support.engines import StartEngine, random_tokens
 from tests.support.models import ARCHITECTURES, make_tiny, make_tiny_llama
@@ -237,25 +237,43 @@ async def test_a_text_longer_than_was_reserved_is_refused(draft: Path, start_eng
         await propose(session, 1, 30, [1], 0)
 
 
+async def in_pool(tokens: int, folder: Path, start_engine: StartEngine) -> FeatureProposer:
+    """Serve a draft from a pool of so many tokens."""
+    # A token takes 2 x 2 x 8 numbers of keys and values, and 32 of its state.
+    memory = str(tokens * 256)
+    settings = DraftSettings(drafter="model", model=str(folder), kv_cache_memory=memory, draft_top_k=0)
+    loaded = load_draft(LoadOptions(str(folder), dtype="float32", device="cpu", threads=1))
+    proposer = proposer_of(settings, loaded, await start_engine(loaded, kv_cache_memory=memory))
+    assert isinstance(proposer, FeatureProposer)
+    return proposer
+
+
 async def test_a_pool_smaller_than_the_window_is_refused_at_start(
     target: Path, tmp_path: Path, start_engine: StartEngine
 ) -> None:
     """Its sessions could not take the window's states in, and would be lost in every round."""
     folder = make_tiny_draft(tmp_path / "draft", target, window=100)
-
-    async def of(tokens: int) -> Proposer:
-        # A token takes 2 x 2 x 8 numbers of keys and values, and 32 of its state.
-        memory = str(tokens * 256)
-        settings = DraftSettings(drafter="model", model=str(folder), kv_cache_memory=memory, draft_top_k=0)
-        loaded = load_draft(LoadOptions(str(folder), dtype="float32", device="cpu", threads=1))
-        return proposer_of(settings, loaded, await start_engine(loaded, kv_cache_memory=memory))
-
     with pytest.raises(StartupError, match="holds 355 tokens, must hold at least 356 for a draft that looks back on 1"):
-        await of(355)
-    proposer = await of(356)
-    trained, text = Trained(folder, target), random_tokens(random.Random(9), 400)
-    # The window of a long prompt, then as many tokens of an answer as a session has room for at least.
-    session = await proposer.open(SessionRequest(PLAIN, 5, len(text), 300))
-    assert len(await propose(session, 0, 0, text, 4, told(trained, text, 300, 399))) == 4
-    text += random_tokens(random.Random(10), 250)
-    assert len(await propose(session, 1, 400, text[400:], 4, told(trained, text, 399, 649))) == 4
+        await in_pool(355, folder, start_engine)
+    assert await in_pool(356, folder, start_engine)
+
+
+async def test_a_text_that_outgrows_the_pool_is_told_of_once_and_counted(
+    target: Path, tmp_path: Path, start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_tiny_draft(tmp_path / "draft", target, window=100)
+    proposer = await in_pool(356, folder, start_engine)
+    trained, text = Trained(folder, target), random_tokens(random.Random(9), 660)
+    for sessions in (1, 2):
+        session = await proposer.open(SessionRequest(PLAIN, 5, 400, 300))
+        # The window of a long prompt, then as many tokens of an answer as a session has room for at least.
+        assert len(await propose(session, 0, 0, text[:400], 4, told(trained, text[:400], 300, 399))) == 4
+        assert len(await propose(session, 1, 400, text[400:650], 4, told(trained, text[:650], 399, 649))) == 4
+        assert proposer.outgrown.sessions == sessions - 1
+        for index in (2, 3):
+            assert await propose(session, index, 650, text[650:], 4, told(trained, text, 649, 659)) == []
+        assert proposer.outgrown.sessions == sessions
+        session.close()
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "services.draft_worker.outgrown"]
+    assert "filled its 355 tokens of the KV pool, its text has 660" in warning
+    assert "--kv-cache-memory" in warning

@@ -114,6 +114,17 @@ def export_sessions(read: Callable[[], int], limit: int) -> None:
     _export_sessions(lambda: (read(), 0, limit))
 
 
+def export_outgrown(read: Callable[[], int]) -> None:
+    """Register what a drafter that is fed with hidden states counts.
+
+    Args:
+        read: Returns how many sessions have outgrown their range so far; called at every export.
+    """
+    counter = metrics.get_meter("paceline.worker").create_observable_counter
+    told = "Sessions that drafted no more, their range of the KV cache being full."
+    observe(counter, "paceline.worker.sessions.outgrown", "{session}", told, lambda: [Observation(read())])
+
+
 def _export_sessions(read: Callable[[], tuple[int, int, int]]) -> None:
     """Register sessions open, waiting, and the most that may be open."""
     gauge = metrics.get_meter("paceline.worker").create_observable_gauge
