@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,12 +111,17 @@ class Service:
         with grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest()
-            try:
-                for reply in stub.Watch(request, timeout=START_TIMEOUT_S, wait_for_ready=True):
-                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-            except grpc.RpcError as error:
-                raise AssertionError(f"the {self.kind} does not serve:\n{self.log}") from error
+            give_up_s = time.monotonic() + START_TIMEOUT_S
+            while True:
+                try:
+                    left_s = give_up_s - time.monotonic()
+                    for reply in stub.Watch(request, timeout=left_s, wait_for_ready=True):
+                        if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                            return
+                except grpc.RpcError as error:
+                    # A server that cuts its connections is asked again, one that has ended is not.
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE or self._ends_within(0.5):
+                        raise AssertionError(f"the {self.kind} does not serve:\n{self.log}") from error
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -146,6 +152,13 @@ class Service:
         self._process.wait(STOP_TIMEOUT_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+    def _ends_within(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _spawn(self, listen: str) -> subprocess.Popen[str]:
         python = [*self._place.prefix, sys.executable, "-m"]
