@@ -304,7 +304,7 @@ def test_wrong_model_files(models: Path, tmp_path: Path) -> None:
 def test_an_address_that_cannot_be_had(paceline: Paceline) -> None:
     taken, elsewhere = paceline.draft.address, "192.0.2.1:50099"
     started = [
-        (run(kind, "--listen", address), address)
+        (run(kind, "--listen", address, "--insecure"), address)
         for kind in ("coordinator", "draft_worker")
         for address in (taken, elsewhere)
     ]
