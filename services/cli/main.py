@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": Lazy("services.cli.demo", "demo", "Start everything here, stream one answer, stop everything."),
     "up": Lazy("services.cli.up", "up", "Run the three services on this machine until Ctrl-C."),
     "generate": Lazy("services.cli.generate", "generate", "Stream one answer from a running coordinator."),
+    "top": Lazy("services.cli.top", "top", "Watch running pods."),
     "fetch": Lazy("services.cli.fetch", "fetch", "Put a model on disk for workers to come."),
     "distill": Lazy("services.cli.distill", "distill", "Make a draft for a target."),
     "coordinator": Lazy("services.coordinator.__main__", "main", "Run a coordinator."),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from services.cli.cluster import local_cluster
 from services.cli.interrupt import run
+from services.cli.pages import LOCAL_PAGES
 from services.cli.progress import progress
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -40,7 +43,7 @@ def up(verbose: bool, **choices: Any) -> None:
 
     Prints READY and the coordinator's address once it serves. Every other setting of a service reaches it by its
     environment variable: see the --help of coordinator, draft-worker and target-worker. A service that ends is not
-    started again: the others are stopped too, and the exit code is 1.
+    started again: the others are stopped too, and the exit code is 1. `paceline top` watches them.
     """
     run(_up(service_arguments(**choices), verbose))
 
@@ -79,13 +82,40 @@ def _flags(**settings: object) -> list[str]:
     return [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
+def metrics_pages(env: Mapping[str, str]) -> list[str]:
+    """Return where the three services are to have their metrics pages.
+
+    Where `paceline top` looks by itself, if nothing else is there; what the environment says is left as it is.
+    """
+    kinds = ("COORDINATOR", "DRAFT", "TARGET")
+    said = [env.get(f"PACELINE_{kind}_METRICS_LISTEN", "") for kind in kinds]
+    return [given or _free(address) for given, address in zip(said, LOCAL_PAGES, strict=True)]
+
+
+def _free(address: str) -> str:
+    """Return an address if nobody listens there, else one on a free port."""
+    host, _, port = address.rpartition(":")
+    for tried in (int(port), 0):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            # As the page's own server does: a port whose last connections are just ending is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, tried))
+            return f"{host}:{probe.getsockname()[1]}"
+    raise click.ClickException(f"no port is free on {host}")
+
+
 async def _up(arguments: tuple[list[str], list[str], list[str]], verbose: bool) -> None:
+    pages = metrics_pages(os.environ)
+    for service, page in zip(arguments, pages, strict=True):
+        service += ["--metrics-listen", page]
     async with contextlib.AsyncExitStack() as stack:
         with progress(moving=not verbose) as report:
             cluster = await stack.enter_async_context(local_cluster(*arguments, os.environ, report, verbose=verbose))
         click.echo(f"READY {cluster.address}")
         if sys.stderr.isatty():
             click.echo(f'try: paceline generate --address {cluster.address} --chat "..."; Ctrl-C stops all', err=True)
+        if sys.stderr.isatty() or pages != list(LOCAL_PAGES):
+            click.echo(" ".join(["watch: paceline top", *(pages if pages != list(LOCAL_PAGES) else ())]), err=True)
         # Until a signal, or a service's end.
         await cluster.run(_for_ever())
 

@@ -101,10 +101,12 @@ def test_settings_reach_the_services(env: Environment) -> None:
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
     listen = "--listen 127.0.0.1:0"
-    assert f"target got {listen} --model m --dtype float32\n" in stderr
-    assert f"draft got {listen} --drafter model --model d --dtype float32\n" in stderr
+    # Which ports they are depends on what else runs here.
+    page = r"--metrics-listen 127\.0\.0\.1:\d+"
+    assert re.search(rf"target got {listen} --model m --dtype float32 {page}\n", stderr)
+    assert re.search(rf"draft got {listen} --drafter model --model d --dtype float32 {page}\n", stderr)
     fixed = "--default-gamma 2 --no-adaptive-gamma"
-    assert re.search(rf"coordinator got {listen} {listen} {fixed} --target \S+ --draft \S+\n", stderr)
+    assert re.search(rf"coordinator got {listen} {listen} {fixed} {page} --target \S+ --draft \S+\n", stderr)
     assert address
 
 
