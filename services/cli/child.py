@@ -19,11 +19,11 @@ _LISTENING = "LISTENING "
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is started: its name for people, the module to run, and the gRPC service whose health is asked."""
+    """What is started: its name for people, the module to run, and the variable that says where its health is asked."""
 
     name: str
     module: str
-    grpc_name: str
+    health_variable: str
 
 
 class Child:

@@ -17,13 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.child import Child, Service
 from services.cli.relay import Relay
+from services.common.rpc.probes import READY
 
 T = TypeVar("T")
 Report = Callable[[str], None]
 
-COORDINATOR = Service("coordinator", "services.coordinator", "paceline.v1.CoordinatorService")
-DRAFT = Service("draft worker", "services.draft_worker", "paceline.v1.DraftService")
-TARGET = Service("target worker", "services.target_worker", "paceline.v1.TargetService")
+COORDINATOR = Service("coordinator", "services.coordinator", "PACELINE_COORDINATOR_HEALTH_LISTEN")
+DRAFT = Service("draft worker", "services.draft_worker", "PACELINE_DRAFT_HEALTH_LISTEN")
+TARGET = Service("target worker", "services.target_worker", "PACELINE_TARGET_HEALTH_LISTEN")
 
 # What the services' logging puts in front of a message.
 _LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,]+ [A-Z] \S+: ")
@@ -38,9 +39,9 @@ class ClusterError(click.ClickException):
 class Cluster:
     """Three running services."""
 
-    def __init__(self, env: Mapping[str, str], report: Report, logs: Path | None) -> None:
+    def __init__(self, env: Mapping[str, str], report: Report, folder: Path, verbose: bool) -> None:
         self.address = ""
-        self._env, self._report, self._logs = env, report, logs
+        self._env, self._report, self._folder, self._verbose = env, report, folder, verbose
         self._children: list[Child] = []
         self._awaited: Service | None = None
         self._said: dict[Service, str] = {}
@@ -79,9 +80,9 @@ class Cluster:
         addresses = ["--target", target_address, "--draft", draft_address]
         child = await self._spawn(COORDINATOR, [*coordinator, *addresses])
         self.address = await self.run(child.address())
-        for address, service in ((draft_address, DRAFT), (target_address, TARGET), (self.address, COORDINATOR)):
+        for service in (DRAFT, TARGET, COORDINATOR):
             self._await(service)
-            await self.run(_serving(address, service))
+            await self.run(_serving(self._health(service)))
         self._awaited = None
 
     async def stop(self) -> None:
@@ -100,9 +101,15 @@ class Cluster:
             await _gather([child.close() for child in self._children])
 
     async def _spawn(self, service: Service, arguments: Sequence[str]) -> Child:
-        child = await Child.spawn(service, ["--listen", "127.0.0.1:0", *arguments], self._env, self._relay(service))
+        env = {**self._env, service.health_variable: self._health(service)}
+        child = await Child.spawn(service, ["--listen", "127.0.0.1:0", *arguments], env, self._relay(service))
         self._children.append(child)
         return child
+
+    def _health(self, service: Service) -> str:
+        """Return where a service is asked for its health: in plain text, whatever its own port speaks."""
+        # A name that is no path: those have to be short.
+        return self._env.get(service.health_variable) or f"unix-abstract:{self._folder.name}-{service.module}"
 
     def _await(self, service: Service) -> None:
         self._awaited = service
@@ -119,9 +126,9 @@ class Cluster:
             self._await(service)
 
     def _relay(self, service: Service) -> Relay | None:
-        if self._logs is None:
+        if self._verbose:
             return None
-        log = (self._logs / f"{service.module}.log").open("wb")
+        log = (self._folder / f"{service.module}.log").open("wb")
         return Relay(log, lambda line: self._heard(service, line))
 
 
@@ -149,8 +156,8 @@ async def local_cluster(
         ClusterError: A service ended before it served.
     """
     with contextlib.ExitStack() as stack:
-        logs = None if verbose else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
-        cluster = Cluster(env, report, logs)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
+        cluster = Cluster(env, report, folder, verbose)
         try:
             await cluster.start(coordinator_args, draft_args, target_args)
             yield cluster
@@ -162,9 +169,9 @@ async def _gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return list(await asyncio.gather(*works))
 
 
-async def _serving(address: str, service: Service) -> None:
-    """Wait until a service's health is SERVING; its end before that is for others to notice."""
-    request = health_pb2.HealthCheckRequest(service=service.grpc_name)
+async def _serving(address: str) -> None:
+    """Wait until a service is ready; its end before that is for others to notice."""
+    request = health_pb2.HealthCheckRequest(service=READY)
     # A proxy that the environment names is not for this machine's own ports.
     async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs have no Watch

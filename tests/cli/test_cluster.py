@@ -19,6 +19,7 @@ from services.cli import cluster
 from services.cli.cluster import ClusterError, local_cluster
 from services.cli.up import service_arguments
 from tests.cli import scripted
+from tests.support.certificates import Authority
 
 ROOT = Path(__file__).parents[2]
 ROLES = ("target", "draft", "coordinator")
@@ -92,6 +93,27 @@ def test_up_serves_until_a_signal_and_leaves_nothing(env: Environment, number: s
     assert stdout == ""
     assert survivors(env) == []
     assert [path.name for path in Path(env["TMPDIR"]).glob("paceline-*")] == []
+
+
+def test_up_with_a_coordinator_that_speaks_tls(env: Environment, tmp_path: Path) -> None:
+    """Whether it is ready is asked of it in plain text all the same, and by a variable it may be told where."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("coordinator")
+    variables = {
+        "PACELINE_COORDINATOR_TLS_CERT": pair.cert,
+        "PACELINE_COORDINATOR_TLS_KEY": pair.key,
+        "PACELINE_DRAFT_HEALTH_LISTEN": f"unix:{tmp_path}/health.sock",
+    }
+    with running("up", env=env | variables) as process:
+        address = ("--address", ready_address(process), "--prompt", "a")
+        assert (tmp_path / "health.sock").is_socket()
+        answers = [
+            subprocess.run([*COMMAND, "generate", *address, *tls], cwd=ROOT, env=env, capture_output=True, text=True)
+            for tls in ((), ("--tls-ca", authority.cert))
+        ]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert [answer.stdout for answer in answers] == ["", scripted.TEXT + "\n"]
 
 
 def test_settings_reach_the_services(env: Environment) -> None:

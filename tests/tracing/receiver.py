@@ -52,11 +52,13 @@ class Receiver:
 
     Attributes:
         endpoint: For OTEL_EXPORTER_OTLP_ENDPOINT.
+        texts: Every span that has arrived, whole: its events and messages too.
     """
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
         self._spans: list[Span] = []
+        self.texts: list[str] = []
         self._metrics: dict[tuple[str, str], Metric] = {}
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Traces(self), self._server)
@@ -134,6 +136,7 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
         for group in request.resource_spans:
             resource = _attributes(group.resource.attributes)
             spans = [span for scope in group.scope_spans for span in scope.spans]
+            self._receiver.texts += map(str, spans)
             self._receiver.add_spans(
                 Span(
                     name=span.name,

@@ -15,9 +15,12 @@ def is_loopback(address: str) -> bool:
         address: Of a server, HOST:PORT, or a client's gRPC name: `dns:///name:port`, `ipv4:host:port,host:port`,
             `unix:path`. A host name that is not `localhost` may lead anywhere.
     """
-    if address.startswith(("unix:", "unix-abstract:")):
-        return True
-    return all(_is_loopback_host(part) for part in _SCHEME.sub("", address).split(","))
+    return is_local_socket(address) or all(_is_loopback_host(part) for part in _SCHEME.sub("", address).split(","))
+
+
+def is_local_socket(address: str) -> bool:
+    """Return whether an address is no HOST:PORT but a socket of this machine."""
+    return address.startswith(("unix:", "unix-abstract:"))
 
 
 def _is_loopback_host(host_and_port: str) -> bool:

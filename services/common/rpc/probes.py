@@ -11,6 +11,7 @@ from __future__ import annotations
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from services.common.rpc.addresses import is_local_socket
 from services.common.specdec.errors import StartupError
 
 ALIVE = "alive"
@@ -30,7 +31,7 @@ def add_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCred
         raise StartupError(
             f"cannot listen on {address}: is the port taken, or the address not of this machine?"
         ) from None
-    return f"{address.rpartition(':')[0]}:{port}"
+    return address if is_local_socket(address) else f"{address.rpartition(':')[0]}:{port}"
 
 
 class Probes:

@@ -56,8 +56,12 @@ def _record(name: str, pid: int) -> None:
 
 
 async def _serve(role: str, behaviour: str) -> None:
-    listen = sys.argv[len(sys.argv) - 1 - sys.argv[::-1].index("--listen") + 1]
-    server = Server(ServerSettings(listen=listen), [f"paceline.v1.{NAMES[role]}"])
+    prefix = f"PACELINE_{role.upper()}_"
+    settings = {
+        "listen": sys.argv[len(sys.argv) - 1 - sys.argv[::-1].index("--listen") + 1],
+        **{name: os.environ.get(prefix + name.upper(), "") for name in ("health_listen", "tls_cert", "tls_key")},
+    }
+    server = Server(ServerSettings.model_validate(settings), [f"paceline.v1.{NAMES[role]}"])
     if role == "coordinator":
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(_Coordinator(), server.grpc)
     stopped = asyncio.Event()
@@ -68,10 +72,10 @@ async def _serve(role: str, behaviour: str) -> None:
         sys.exit(3)
     if behaviour == "gives up":
         await asyncio.sleep(0.5)
-        await server.grpc.stop(0)
+        await server.close()
         await asyncio.sleep(1.0)
         sys.exit("the model is damaged")
     if behaviour != "loads":
         await server.ready()
     await stopped.wait()
-    await server.grpc.stop(0)
+    await server.close()
