@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bench import adaptive, compare, coordinator, drafts, finish, gammas, overlap, passes, streams, wire
+from bench import adaptive, compare, coordinator, drafts, finish, gammas, overlap, passes, streams, tracing, wire
 
 
 class _Group(click.Group):
@@ -34,6 +34,7 @@ main.add_command(drafts.main, "drafts")
 main.add_command(overlap.main, "overlap")
 main.add_command(passes.main, "passes")
 main.add_command(streams.main, "streams")
+main.add_command(tracing.main, "tracing")
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from matplotlib.figure import Figure
 
-from bench import adaptive_report, compare_report, gammas_report, plots, wire_report
+from bench import adaptive_report, compare_report, gammas_report, plots, tracing_report, wire_report
 from bench.record import Record
 from bench.report import Table, show
 from bench.store import read_results
@@ -19,6 +19,7 @@ _TABLES: Mapping[str, Callable[[Sequence[Record]], list[Table]]] = {
     "gammas": gammas_report.tables,
     "adaptive": adaptive_report.tables,
     "wire": wire_report.tables,
+    "tracing": tracing_report.tables,
 }
 _FIGURES: Mapping[str, Callable[[Sequence[Record]], dict[str, Figure]]] = {
     "compare": plots.compare,

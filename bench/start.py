@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +44,20 @@ async def start_and_load(
     return cluster, loaded, questions(prompts)
 
 
-async def start(stack: contextlib.AsyncExitStack, arguments: Arguments = DEFAULTS, name: str = "") -> Cluster:
-    """Start the three services, for as long as the stack."""
+async def start(
+    stack: contextlib.AsyncExitStack,
+    arguments: Arguments = DEFAULTS,
+    name: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> Cluster:
+    """Start the three services, for as long as the stack; with more variables in their environment."""
     with progress() as report:
 
         def say(words: str) -> None:
             report(f"{name}: {words}" if name else words)
 
         lines = (arguments.coordinator, arguments.draft, arguments.target)
-        return await stack.enter_async_context(local_cluster(*lines, _environment(), say))
+        return await stack.enter_async_context(local_cluster(*lines, {**_environment(), **(variables or {})}, say))
 
 
 async def connect(
@@ -97,4 +102,5 @@ def _source(model: str) -> str:
 
 def _environment() -> dict[str, str]:
     """Return this environment without the services' settings: what is measured is their defaults."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_") or name == _HOME}
+    ours = ("PACELINE_", "OTEL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours) or name == _HOME}
