@@ -55,7 +55,7 @@ def main(
 async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, Any], path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cluster = await start(stack, options.services())
-        stub = await connect(stack, cluster)
+        stub = await connect(stack, cluster.address)
         loaded = load(options.target)
         store = Store(path, about(TABLE, loaded, {**settings, **options.settings()}))
         systems = [

@@ -50,7 +50,7 @@ def main(
 async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, Any], path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cluster = await start(stack, options.services(coordinator=("--overlap", "off"), draft=("--ngram-first", "0")))
-        stub = await connect(stack, cluster)
+        stub = await connect(stack, cluster.address)
         loaded = load(options.target)
         store = Store(path, about(TABLE, loaded, {**settings, **options.settings()}))
         systems = [Service(name(gamma), stub, gamma) for gamma in settings["gammas"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from transformers import AutoTokenizer, GenerationConfig
 from bench.measure import Question
 from bench.prompts import Prompt
 from paceline.v1 import coordinator_pb2_grpc
-from services.cli.cluster import Cluster, local_cluster
+from services.cli.child import Child
+from services.cli.cluster import COORDINATOR, Cluster, local_cluster
 from services.cli.progress import progress
 from services.common.engine.default_model import ensure_default_model, paceline_home
 from services.common.engine.model import LoadedModel, LoadOptions, load_model
@@ -60,11 +62,22 @@ async def start(
         return await stack.enter_async_context(local_cluster(*lines, {**_environment(), **(variables or {})}, say))
 
 
-async def connect(
-    stack: contextlib.AsyncExitStack, cluster: Cluster
-) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
-    """Return a way to call the coordinator, on a channel that is kept."""
-    channel = open_channel(cluster.address, _SERVICE, max_message_mib=64, keepalive_s=10.0)
+async def start_beside(stack: contextlib.AsyncExitStack, cluster: Cluster, arguments: Sequence[str]) -> str:
+    """Start a second coordinator before a cluster's workers, for as long as the stack; return its address."""
+    listen = ("--listen", "127.0.0.1:0")
+    child = await Child.spawn(COORDINATOR, [*listen, *arguments, *cluster.workers], _environment(), None)
+
+    async def stop() -> None:
+        child.signal(signal.SIGTERM)
+        await child.close()
+
+    stack.push_async_callback(stop)
+    return await child.address()
+
+
+async def connect(stack: contextlib.AsyncExitStack, address: str) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
+    """Return a way to call a coordinator, on a channel that is kept."""
+    channel = open_channel(address, _SERVICE, max_message_mib=64, keepalive_s=10.0)
     return coordinator_pb2_grpc.CoordinatorServiceStub(await stack.enter_async_context(channel))
 
 

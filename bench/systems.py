@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class Service:
         stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub,
         gamma: int | None,
         verification: worker_pb2.Verification.ValueType = worker_pb2.VERIFICATION_UNSPECIFIED,
+        sampled: bool | None = None,
     ) -> None:
         """Take a way to call it.
 
@@ -84,11 +86,13 @@ class Service:
             stub: Of the coordinator, on a channel that is kept.
             gamma: Drafts in a round; None leaves it to the service.
             verification: How drafts are verified; unspecified leaves it to the service.
+            sampled: Call as part of a trace of the caller's that is sampled, or is not; None is no trace.
         """
         self.name = name
         self._stub = stub
         self._gamma = gamma
         self._verification = verification
+        self._sampled = sampled
 
     async def write(self, job: Job) -> Outcome:
         """Call Generate and time the stream."""
@@ -104,7 +108,7 @@ class Service:
         result = coordinator_pb2.GenerateResult()
         first_token_s, first_tokens = 0.0, 0
         started_s = time.perf_counter()
-        async for response in self._stub.Generate(request, wait_for_ready=True):
+        async for response in self._stub.Generate(request, wait_for_ready=True, metadata=self._metadata()):
             if response.HasField("result"):
                 result = response.result
                 continue
@@ -114,6 +118,11 @@ class Service:
         wall_s = time.perf_counter() - started_s
         rounds = tuple(result.speculation.per_round)
         return Outcome(tuple(tokens), wall_s, first_token_s, first_tokens, rounds, result.target.weights_hash)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        if self._sampled is None:
+            return ()
+        return (("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{self._sampled:02x}"),)
 
 
 class Transformers:

@@ -1,10 +1,9 @@
 """Tracing of all requests, of none, and none at all: `python -m bench tracing`.
 
-Three sets of the services, alike but for their OTEL_ variables, asked in turn. Spans go to a collector in this process,
-which reads none of them. Gamma is fixed and nothing runs ahead, so that all three do the same work.
-
-Processes that are alike differ all the same, by a tenth on a small machine (where their memory lies), and no number of
-repeats within a run shows that: several runs do.
+Sampled and unsampled requests go to the same processes, as the caller's traceparent says: processes that are alike
+differ by several parts in a hundred all the same, and no number of repeats shows that. Without tracing is a second
+coordinator before the same workers, which begin no spans for requests that are not sampled. Spans go to a collector in
+this process, which reads none of them. Gamma is fixed and nothing runs ahead, so that all do the same work.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from bench.prompts import CATEGORIES, Prompt
 from bench.record import Place
 from bench.run import Options, about, options, run
 from bench.sink import Sink
-from bench.start import connect, load, questions, start
+from bench.start import connect, load, questions, start, start_beside
 from bench.store import Store
 from bench.systems import Service
 from bench.tracing_report import OFF, SAMPLED, UNSAMPLED
@@ -31,8 +30,7 @@ from services.cli.interrupt import run_or_exit
 
 TABLE = "tracing"
 _GAMMA = 4
-# Three of each are in memory at once.
-_CACHE = ("--kv-cache-memory", "512MiB")
+_ALONE = ("--overlap", "off")
 
 
 @click.command()
@@ -56,32 +54,25 @@ def main(options: Options, *, streams: tuple[int, ...]) -> None:
     finish(path, markdown=options.markdown, figures=options.figures)
 
 
-def environments(endpoint: str) -> dict[str, dict[str, str]]:
-    """Return the variables of each set of services, with a collector at an endpoint."""
-    exported = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint, "OTEL_BSP_MAX_QUEUE_SIZE": "16384"}
-    none = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}
-    return {OFF: {}, UNSAMPLED: exported | none, SAMPLED: exported}
-
-
 async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, Any], path: Path) -> None:
     sink = Sink()
     async with contextlib.AsyncExitStack() as stack:
-        arguments = options.services(coordinator=("--overlap", "off"), draft=_CACHE, target=_CACHE)
-        clusters = {
-            name: await start(stack, arguments, f"tracing {name}", variables)
-            for name, variables in environments(sink.endpoint).items()
-        }
+        exported = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": sink.endpoint, "OTEL_BSP_MAX_QUEUE_SIZE": "16384"}
+        cluster = await start(stack, options.services(coordinator=_ALONE), "", exported)
+        untraced = await start_beside(stack, cluster, _ALONE)
         # After the last fork: gRPC's threads do not go together with one.
         stack.enter_context(sink)
-        systems = [Service(name, await connect(stack, cluster), _GAMMA) for name, cluster in clusters.items()]
+        traced = await connect(stack, cluster.address)
+        systems = [
+            Service(OFF, await connect(stack, untraced), _GAMMA),
+            Service(UNSAMPLED, traced, _GAMMA, sampled=False),
+            Service(SAMPLED, traced, _GAMMA, sampled=True),
+        ]
         loaded = load(options.target)
         store = Store(path, about(TABLE, loaded, {**settings, **options.settings()}))
         asked_as_ids = questions(asked, options.target)
         planned = list(_blocks(asked_as_ids, settings))
-        work = run(store, systems, planned, asked_as_ids[0], loaded.weights_hash)
-        for cluster in clusters.values():
-            work = cluster.run(work)
-        await work
+        await cluster.run(run(store, systems, planned, asked_as_ids[0], loaded.weights_hash))
         if not sink.received:
             raise click.ClickException("no span has come: what was measured is no tracing")
         click.echo(f"{sink.received / 1e6:.1f} MB of spans", err=True)

@@ -72,7 +72,7 @@ async def _bench(asked: Sequence[Prompt], options: Options, settings: dict[str, 
             )
             for kind, (coordinator, draft) in kinds.items()
         }
-        stubs = {kind: await connect(stack, cluster) for kind, cluster in clusters.items()}
+        stubs = {kind: await connect(stack, cluster.address) for kind, cluster in clusters.items()}
         systems = [Service(kind, stub, gamma) for kind, stub in stubs.items()]
         systems.append(Service(COUPLED, stubs[THIN], gamma, worker_pb2.VERIFICATION_COUPLED))
         loaded = load(options.target)

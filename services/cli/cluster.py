@@ -37,10 +37,16 @@ class ClusterError(click.ClickException):
 
 
 class Cluster:
-    """Three running services."""
+    """Three running services.
+
+    Attributes:
+        address: Of the coordinator.
+        workers: What tells a coordinator of them, as arguments of its command.
+    """
 
     def __init__(self, env: Mapping[str, str], report: Report, folder: Path, verbose: bool) -> None:
         self.address = ""
+        self.workers: tuple[str, ...] = ()
         self._env, self._report, self._folder, self._verbose = env, report, folder, verbose
         self._children: list[Child] = []
         self._awaited: Service | None = None
@@ -77,8 +83,8 @@ class Cluster:
         self._report("starting the workers")
         workers = [await self._spawn(TARGET, target), await self._spawn(DRAFT, draft)]
         target_address, draft_address = await self.run(_gather([worker.address() for worker in workers]))
-        addresses = ["--target", target_address, "--draft", draft_address]
-        child = await self._spawn(COORDINATOR, [*coordinator, *addresses])
+        self.workers = ("--target", target_address, "--draft", draft_address)
+        child = await self._spawn(COORDINATOR, [*coordinator, *self.workers])
         self.address = await self.run(child.address())
         for service in (DRAFT, TARGET, COORDINATOR):
             self._await(service)
