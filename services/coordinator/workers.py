@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -30,6 +31,17 @@ _MISSING_S = 0.25
 _KNOWN_S = 5.0
 _CALL_S = 10.0
 _KNOWN_TARGETS = 4
+# One that loads its model gives no answer either, which is nothing to tell of at every start.
+_LOADING_S = 10.0
+
+
+@dataclasses.dataclass(slots=True)
+class _Fault:
+    """What is wrong with asking a worker, and since when it has been just that."""
+
+    text: str
+    since_s: float
+    told: bool = False
 
 
 class Workers:
@@ -85,7 +97,7 @@ class Workers:
         self._found = asyncio.Event()
         self._changed = asyncio.Event()
         self._judged = ""
-        self._faults: dict[str, str] = {}
+        self._faults: dict[str, _Fault] = {}
         # Whether one answered when last asked, and was one to use.
         self._is_there = {"target": False} | ({"draft": False} if settings.draft else {})
         instruments.watch_workers(lambda: self._is_there)
@@ -215,9 +227,12 @@ class Workers:
             self._faults.pop(which, None)
         except grpc.aio.AioRpcError as error:
             fault = f"{error.code().name}: {error.details()}"
-            if self._faults.get(which) != fault:
-                self._faults[which] = fault
-                level = logging.INFO if error.code() is grpc.StatusCode.UNAVAILABLE else logging.WARNING
-                log.log(level, "no answer of a %s worker: %s", which, fault)
+            held = self._faults.get(which)
+            if held is None or held.text != fault:
+                held = self._faults[which] = _Fault(fault, time.monotonic())
+            loads = error.code() is grpc.StatusCode.UNAVAILABLE
+            if not held.told and time.monotonic() - held.since_s >= (_LOADING_S if loads else 0.0):
+                held.told = True
+                log.log(logging.INFO if loads else logging.WARNING, "no answer of a %s worker: %s", which, fault)
         except Exception:
             log.exception("the %s worker's answer cannot be used", which)
