@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
+import pytest
+
 from paceline.v1 import target_pb2, worker_pb2
+from services.coordinator import workers as workers_module
 from services.coordinator.app import Coordinator
 from services.coordinator.config import CoordinatorSettings
 from services.coordinator.instruments import Instruments
@@ -81,3 +85,22 @@ async def test_a_target_that_keeps_other_states_now_is_noticed() -> None:
     await target.stop()
     assert fits == [False, True, False]
     assert target.asked == 1
+
+
+async def test_a_worker_that_gives_no_answer_is_told_of_once_and_not_at_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, workers_module.__name__)
+    # Nothing listens there.
+    settings = CoordinatorSettings(listen="127.0.0.1:0", target="127.0.0.1:1", draft="")
+    workers = Workers(settings, Instruments())
+
+    async def ask() -> int:
+        with workers._reported("target"):
+            await workers._ask_target.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest(), timeout=10)
+        return sum("no answer of a target worker: UNAVAILABLE" in line for line in caplog.messages)
+
+    assert [await ask() for _ in range(3)] == [0, 0, 0]
+    monkeypatch.setattr(workers_module, "_LOADING_S", 0.0)
+    assert [await ask() for _ in range(3)] == [1, 1, 1]
+    await workers.close()
