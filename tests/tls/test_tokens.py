@@ -134,7 +134,7 @@ async def test_the_command_sends_a_token(path: Path, tmp_path: Path, caplog: pyt
         )
     finally:
         await coordinator.stop()
-    assert "UNAVAILABLE: no target worker found yet" in by_file.stderr
+    assert "no target worker found yet" in by_file.stderr
     assert "UNAUTHENTICATED: the authorization in the metadata is no known" in by_variable.stderr
     assert "UNAUTHENTICATED: no authorization in the metadata" in without.stderr
     everything = caplog.text + json.dumps([by_file, by_variable, without])
