@@ -86,7 +86,8 @@ async def test_a_client_that_never_reads_is_freed_by_its_deadline() -> None:
 @pytest.mark.slow
 def test_the_cache_of_a_session_that_waits_for_its_reader_is_lent_to_others(processes: Processes, models: Path) -> None:
     """The only room at the target: idle it is given back, and the text goes on as if nothing had happened."""
-    room_for_one = ("--max-sessions", "1", "--idle-timeout-s", "0.5")
+    # A slow machine needs many seconds to fill the client's window, and only then does the first one wait.
+    room_for_one = ("--max-sessions", "1", "--idle-timeout-s", "0.5", "--session-wait-s", "100")
     target = processes.target("--model", str(models / "target"), "--dtype", "float32", *room_for_one)
     coordinator = processes.coordinator(target, None)
     asked = {
