@@ -1,5 +1,7 @@
 """Continuous batching: one thread runs pass after pass, each over all requests that wait when it begins.
 
+It begins as soon as anybody waits, or after the moment in which others are expected back (see `Gathering`).
+
 Read `Engine._run` first: plan, run, hand out, and again. Sessions join and leave between passes.
 """
 
@@ -19,6 +21,7 @@ import torch
 
 from services.common.engine.admission import Admission
 from services.common.engine.features import FeaturePool
+from services.common.engine.gathering import Gathering, PassShape
 from services.common.engine.kv_memory import KvMemory
 from services.common.engine.model import LoadedModel
 from services.common.engine.options import EngineOptions, pool_size
@@ -74,18 +77,19 @@ class Engine:
         self.counters = EngineCounters()
         self._on_death, self._on_pass = on_death, on_pass
         self._ready = threading.Event()
-        prepared: Future[tuple[ModelRunner, int]] = Future()
+        prepared: Future[tuple[ModelRunner, int, PassShape]] = Future()
         self._thread = threading.Thread(
             target=self._live, args=(loaded, options, prepared), name="forward-passes", daemon=True
         )
         self._thread.start()
-        self._runner, size = prepared.result()
+        self._runner, size, shape = prepared.result()
         self.context_length = min(loaded.context_length or size, size)
         self._memory = KvMemory(size, reuse=options.prefix_reuse and not self.needs_states)
         # Guards the memory's books, the sequences and the list of those that wait; never held during a pass.
         self._changed = threading.Condition()
         self._admission = Admission(self._memory, self._changed, options.admission)
         self._planner = Planner(self._memory, options.passes, self.counters)
+        self._gathering, self._gathers = Gathering(shape), options.gather
         self._waiting: list[Work] = []
         self._closing = False
         self._failures = 0
@@ -136,6 +140,7 @@ class Engine:
         # Under the lock from the first step on: what is being planned finds a session open to the end, or closed.
         with self._changed:
             lease, session.lease = session.lease, None
+            self._gathering.ended(session)
             if lease is not None:
                 self._admission.release(lease)
 
@@ -151,6 +156,8 @@ class Engine:
             if self._closing:
                 raise SessionClosedError
             self._waiting.append(work)
+            if not work.cancelled:
+                self._gathering.came(work.session, time.perf_counter())
             self._changed.notify()
 
     async def close(self) -> None:
@@ -160,7 +167,9 @@ class Engine:
             self._changed.notify()
         await asyncio.to_thread(self._thread.join)
 
-    def _live(self, loaded: LoadedModel, options: EngineOptions, prepared: Future[tuple[ModelRunner, int]]) -> None:
+    def _live(
+        self, loaded: LoadedModel, options: EngineOptions, prepared: Future[tuple[ModelRunner, int, PassShape]]
+    ) -> None:
         """Do all of torch's work in this one thread, the preparations too.
 
         OpenMP keeps a team for every thread that has computed. With more teams than cores none of them waits for its
@@ -199,9 +208,16 @@ class Engine:
                 if self._closing:
                     return None
                 self._waiting = [work for work in self._waiting if self._planner.wanted(work)]
-                if planned := self._planner.plan(self._waiting):
+                if wait_s := self._gathering_s():
+                    self._changed.wait(wait_s)
+                elif planned := self._planner.plan(self._waiting):
                     return planned
-                self._changed.wait()
+                else:
+                    self._changed.wait()
+
+    def _gathering_s(self) -> float:
+        """Return how long those that wait had better wait for others."""
+        return self._gathering.wait_s(time.perf_counter()) if self._waiting and self._gathers else 0.0
 
     def _execute(self, shares: Sequence[Share[Work]], feeds: Sequence[Feed]) -> None:
         started_s = time.perf_counter()
@@ -222,6 +238,7 @@ class Engine:
             return
         self._failures = 0
         elapsed_s = time.perf_counter() - started_s
+        self._gathering.passed(positions, elapsed_s)
         self._note(shares, elapsed_s)
         self._on_pass([share.work.context for share in shares], elapsed_s, positions)
         for share, rows in zip(shares, logits, strict=True):
@@ -255,6 +272,7 @@ class Engine:
             if token is not None and work.session.lease is not None and work.append(token):
                 return
             self._waiting.remove(work)
+            self._gathering.left(work.session, time.perf_counter())
         work.finish()
 
     def _count_failure(self, error: Exception) -> None:
@@ -272,11 +290,11 @@ class Engine:
         work.finish(error)
 
 
-def _prepare(loaded: LoadedModel, options: EngineOptions) -> tuple[ModelRunner, int]:
+def _prepare(loaded: LoadedModel, options: EngineOptions) -> tuple[ModelRunner, int, PassShape]:
     runner = ModelRunner(loaded, options.feature_layers)
     size = pool_size(options, loaded, runner.token_bytes)
     runner.prepare(size)
     if options.compile:
         runner.compile()
-    runner.warm_up(options.passes.prefill_chunk)
-    return runner, size
+    shape = runner.warm_up(options.passes.prefill_chunk)
+    return runner, size, shape

@@ -27,6 +27,7 @@ class EngineOptions:
         admission: How many sessions there may be, and how many may wait.
         compile: Compile the model's forward, which takes a minute or so.
         prefix_reuse: Copy the keys and values of a beginning that another session has had.
+        gather: Let a pass wait for sessions that are about to come back, see `Gathering`.
         feature_layers: After how many layers hidden states are kept for a draft; none keeps nothing.
     """
 
@@ -35,6 +36,7 @@ class EngineOptions:
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     compile: bool = False
     prefix_reuse: bool = True
+    gather: bool = True
     feature_layers: tuple[int, ...] = ()
 
 

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache
 from services.common.engine import attention
 from services.common.engine.compiled import MOST_TOKENS, CompiledForward
 from services.common.engine.features import FeaturePool
+from services.common.engine.gathering import PassShape
 from services.common.engine.kv_pool import KvPool, LayerShape, layer_shapes
 from services.common.engine.model import LoadedModel, ModelLoadError
 from services.common.engine.projections import exchange_projections
@@ -22,6 +23,8 @@ from services.common.engine.served_draft import Given, ServedDraft
 log = logging.getLogger(__name__)
 
 _CHECKED_TOKENS = 12
+# Positions of the passes whose time is compared with that of one position, and how many of each are timed.
+_MANY, _TIMED = 32, 3
 # Greatest difference from the library's own forward, as a share of the greatest logit: float noise, no more.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
@@ -132,14 +135,23 @@ class ModelRunner:
                 log.warning("passes are not compiled: %s: %s", type(error).__name__, reason)
                 log.debug("why passes are not compiled", exc_info=True)
 
-    def warm_up(self, chunk: int) -> None:
-        """Run passes of the usual sizes: the first of each size sets up kernels, threads and memory."""
+    def warm_up(self, chunk: int) -> PassShape:
+        """Run passes of the usual sizes: the first of each size sets up kernels, threads and memory; time some more."""
         started_s = time.perf_counter()
         with torch.inference_mode():
             for count in (*range(1, 18), 24, 32, 40, min(chunk, self._pool_size())):
                 if count <= self._pool_size():
-                    self.run([Feed(0, 0, [0] * count, min(count, 10))])
+                    self._warm(count)
+            few, many = (min(self._warm(min(count, self._pool_size())) for _ in range(_TIMED)) for count in (1, _MANY))
+        position_s = max(0.0, (many - few) / (_MANY - 1))
         log.info("warm after %.1f s", time.perf_counter() - started_s)
+        return PassShape(max(0.0, few - position_s), position_s)
+
+    def _warm(self, count: int) -> float:
+        """Run a pass over some positions whose places nobody has yet; return its seconds."""
+        started_s = time.perf_counter()
+        self.run([Feed(0, 0, [0] * count, min(count, 10))])
+        return time.perf_counter() - started_s
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy what is kept of a prefix from one session's places to another's."""

@@ -55,7 +55,7 @@ class Share(Generic[W]):
 def plan_pass(waiting: Iterable[W], limits: PassLimits) -> list[Share[W]]:
     """Return who takes part in the next pass, and with how much; never empty where anybody waits.
 
-    Every request takes part that fits: no pass waits for another request, no request for a fuller pass.
+    Every request takes part that fits. Whether a pass waits for more of them is settled before, see `Gathering`.
     """
     shares: list[Share[W]] = []
     prefill, room = limits.prefill_chunk, limits.positions

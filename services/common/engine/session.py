@@ -57,7 +57,8 @@ class ModelSession:
         def step(logits: torch.Tensor) -> None:
             results.append(use(logits))
 
-        work = self._submit(base_length, tokens, rows, step)
+        work = self._work(base_length, tokens, rows, step)
+        self._engine.submit(work)
         try:
             await work.done
         finally:
@@ -102,7 +103,8 @@ class ModelSession:
             loop.call_soon_threadsafe(items.put_nowait, (item,))
             return token
 
-        work = self._submit(base_length, tokens, 1, step, count, given)
+        work = self._work(base_length, tokens, 1, step, count, given)
+        self._engine.submit(work)
         work.done.add_done_callback(lambda _: items.put_nowait(None))
         try:
             while (item := await items.get()) is not None:
@@ -123,9 +125,10 @@ class ModelSession:
             InvalidFieldError: A token id or a length that cannot be; nothing has changed.
             SessionClosedError: The session was closed.
         """
-        work = self._submit(base_length, tokens, 1, lambda _: None)
+        work = self._work(base_length, tokens, 1, lambda _: None)
         work.cancelled = True
         work.done.cancel()
+        self._engine.submit(work)
 
     @property
     def feature_bytes(self) -> int:
@@ -157,7 +160,7 @@ class ModelSession:
         """Give the places back; requests that wait for their turn will not run. May be called again."""
         self._engine.end(self)
 
-    def _submit(
+    def _work(
         self,
         base_length: int,
         tokens: Sequence[int],
@@ -174,6 +177,4 @@ class ModelSession:
             raise InvalidFieldError(
                 "base_length + tokens", total, f"at most {self.capacity}, what the session reserved"
             )
-        work = Work(self, base_length, tokens, rows, step, steps, given)
-        self._engine.submit(work)
-        return work
+        return Work(self, base_length, tokens, rows, step, steps, given)

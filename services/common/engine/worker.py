@@ -35,6 +35,7 @@ def _engine_options(settings: Any) -> EngineOptions:
         admission=AdmissionLimits(settings.max_sessions, settings.max_waiting_sessions, settings.session_wait_s),
         compile=settings.compile,
         prefix_reuse=settings.prefix_reuse,
+        gather=settings.gather,
     )
 
 

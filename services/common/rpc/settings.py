@@ -131,6 +131,10 @@ class ModelSettings(ServerSettings):
     prefix_reuse: bool = Field(
         True, description="A prompt that begins as another did, running or ended, gets a copy of its keys and values."
     )
+    gather: bool = Field(
+        True,
+        description="A pass waits for sessions that are about to come back, where that takes less than one more pass.",
+    )
     compile: bool = Field(False, description="Compile small passes at start: needs a C++ compiler, and a minute or so.")
 
     @model_validator(mode="after")
