@@ -233,8 +233,13 @@ class RoundCosts:
         """Whether drafts have been timed, more than once: a first time may be an accident."""
         return self._drafted >= _FEW and bool(self._verifying)
 
+    def follow(self, done: Round) -> None:
+        """Learn from a round how many sessions share a pass."""
+        if done.index and (sessions := done.target.batch_size):
+            self._batch += _BATCH_GAIN / sessions * (sessions - self._batch)
+
     def observe(self, done: Round, *, asked: bool, steady: bool = True) -> None:
-        """Learn from a round.
+        """Learn from a round what it cost.
 
         Args:
             done: The round.
@@ -247,8 +252,6 @@ class RoundCosts:
             # The first round opens sessions and takes the prompt in.
             return
         sessions = max(1, target.batch_size)
-        if target.batch_size:
-            self._batch += _BATCH_GAIN / sessions * (sessions - self._batch)
         load = sessions.bit_length()
         brought = target.pass_tokens / sessions - 1 if target.pass_tokens else done.proposed
         # More than drafts: others in the pass took a prompt in.

@@ -12,8 +12,13 @@ from services.coordinator.types import Round
 
 # What is asked for before anything is known: enough for a line through what drafts cost.
 _FIRST = 4
-# Rounds that a try of drafts takes where gamma is 0. In the first the draft wakes up and takes in what it has missed.
+# Rounds with drafts in a try of them where gamma is 0. In the first the draft wakes up and takes in what it has missed.
 _BURST = 3
+# In rounds with drafts: what that one may take and be no different; and by how much each moves what is believed of what
+# they take more, which is their median.
+_USUAL, _WAKING_STEP = 1.5, 0.1
+# Rounds at gamma 0 between two in which a session looks what pays, at most.
+_MOST_REST = 7
 # Share of the time that may be lost to rounds run only to learn.
 _SHARE = 0.01
 # Tries that the account holds at most.
@@ -34,6 +39,10 @@ class GammaPolicy(Protocol):
     def stop_below(self) -> float:
         """Least probability of being kept with which one more draft pays, 0 where the draft must not stop by itself."""
 
+    @property
+    def primes(self) -> bool:
+        """Whether the round that was chosen last is to fetch, at gamma 0 too, what the draft needs for the next one."""
+
     def choose(self, room: int) -> int:
         """Return gamma for the next round, at most `room`."""
 
@@ -45,6 +54,7 @@ class FixedGamma:
     """Always the same."""
 
     stop_below = 0.0
+    primes = False
 
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
@@ -100,25 +110,42 @@ class Speculation:
         # What is tried, until when; how many have yet to, and what time its tokens are worth.
         self._probe, self._probe_until = 0, 0
         self._owing, self._worth_s = 0, 0.0
+        self._waking_s = 0.0
 
-    def observe(self, done: Round, *, asked: bool, steady: bool = True) -> None:
-        """Learn from a round of any request; see `RoundCosts.observe`."""
+    @property
+    def is_trying(self) -> bool:
+        """Whether another gamma than the best is being tried."""
+        return self._rounds < self._probe_until
+
+    def rest(self, done: Round) -> None:
+        """Count a round, and the load. That is all there is to learn from one of many without drafts."""
         self._rounds += 1
-        self.costs.observe(done, asked=asked, steady=steady)
+        self.costs.follow(done)
         self._credit_s += _SHARE * done.total_s
-        if self._owing and done.gamma == self._probe:
-            self._owing -= 1
-            # Not what this one took: it may have met with an accident.
-            price = self.costs.price()
-            took_s = price.by_drafts[min(done.proposed, self.max_gamma)] if done.gamma else price.alone_s
-            self._credit_s -= max(0.0, float(took_s) - self._worth_s)
         if self._rounds > self._probe_until + self.costs.sessions:
             # Rounds of it that never came: requests end, and have less room at their ends.
             self._owing = 0
-        if self.costs.is_known:
-            # Enough for the dearest try. More would be spent all at once, after hours in which nothing had to be tried.
-            most_s = _TRIES * _BURST * self.costs.sessions * float(self.costs.price().by_drafts.max())
-            self._credit_s = min(self._credit_s, most_s)
+
+    def observe(self, done: Round, *, asked: bool, steady: bool = True) -> None:
+        """Learn from a round of any request; see `RoundCosts.observe`."""
+        self.rest(done)
+        self.costs.observe(done, asked=asked, steady=steady)
+        if not self.costs.is_known:
+            return
+        is_tried = self._owing > 0 and done.gamma == self._probe
+        wakes = asked and not steady and done.proposed > 0
+        if not is_tried and not wakes:
+            return
+        price = self.costs.price()
+        took_s = float(price.by_drafts[min(done.proposed, self.max_gamma)] if done.gamma else price.alone_s)
+        if wakes:
+            step_s = _WAKING_STEP * took_s
+            is_more = done.total_s > _USUAL * took_s + self._waking_s
+            self._waking_s = max(0.0, self._waking_s + (step_s if is_more else -step_s))
+        if is_tried:
+            self._owing -= 1
+            # Not what this one took: it may have met with an accident.
+            self._credit_s -= max(0.0, took_s + wakes * self._waking_s - self._worth_s)
 
     def probe(self, options: Options, best: int, gain_s: float = 0.0) -> int:
         """Return the gamma to take: the best, or now and then another, to know what it costs and brings.
@@ -131,8 +158,12 @@ class Speculation:
             gain_s: What a round may gain by drafts, by what is believed; of a request whose best is 0.
         """
         sessions = self.costs.sessions
-        if self._rounds < self._probe_until:
+        if self.is_trying:
             return min(self._probe, len(options.tokens) - 1)
+        waking_s = sessions * self._waking_s
+        # Enough for the dearest try. More would be spent all at once, after hours in which nothing had to be tried.
+        most_s = _TRIES * (_BURST * sessions * float(options.seconds.max()) + waking_s)
+        self._credit_s = min(self._credit_s, most_s)
         waited = self._rounds - self._probed >= _PAUSE * sessions
         if best and not waited:
             return best
@@ -147,10 +178,11 @@ class Speculation:
             gamma = options.best(1)
             loss_s = hopeful.loss_s(gamma, 0)
         tries = sessions if best else _BURST * sessions
-        if gamma == best or loss_s * tries > may_lose_s:
+        if gamma == best or loss_s * tries + (0.0 if best else waking_s) > may_lose_s:
             return best
         self._probed = self._rounds
-        self._probe, self._probe_until = gamma, self._rounds + tries
+        # Those who rest need a round more, see `AdaptiveGamma.primes`.
+        self._probe, self._probe_until = gamma, self._rounds + tries + (0 if best or sessions == 1 else sessions)
         self._owing, self._worth_s = tries, float(options.tokens[gamma]) / options.pace(best)
         return gamma
 
@@ -171,10 +203,16 @@ class AdaptiveGamma:
     """
 
     def __init__(self, speculation: Speculation) -> None:
+        self.primes = False
         self._speculation = speculation
         self._keeping = SessionKeeping(speculation.rates)
         self._stop_below = 0.0
         self._drafted = False
+        # Whether the last round has fetched what the draft needs. At first it needs the prompt alone.
+        self._primed = True
+        # Rounds that are still run at gamma 0 without a look; that were since the last; looks in a row that chose 0.
+        self._rest, self._rested, self._looks = 0, 0, 0
+        self._looked = True
 
     @property
     def stop_below(self) -> float:
@@ -183,9 +221,21 @@ class AdaptiveGamma:
 
     def choose(self, room: int) -> int:
         """Return gamma for the next round, at most `room`."""
+        self.primes = False
         limit = min(room, self._speculation.max_gamma)
         if limit <= 0:
             return 0
+        self._looked = self.primes = not self._rest or self._speculation.is_trying
+        if not self._looked:
+            self._rest -= 1
+            return 0
+        gamma = self._choose(limit)
+        self._looks = 0 if gamma else self._looks + 1
+        self._rest = max(0, min(self._looks, self._speculation.costs.sessions, _MOST_REST + 1) - 1)
+        # After a rest a draft that is fed with the target's hidden states has none of the last tokens.
+        return gamma if self._primed else 0
+
+    def _choose(self, limit: int) -> int:
         if not self._speculation.costs.is_known:
             return min(_FIRST, limit)
         price = self._speculation.costs.price()
@@ -200,8 +250,14 @@ class AdaptiveGamma:
 
     def observe(self, done: Round) -> None:
         """Learn from a round that is over."""
+        self._primed = self.primes
+        if not self._looked and not done.gamma:
+            self._rested += 1
+            self._speculation.rest(done)
+            return
         # A drafter that is absent or busy refuses at once: that says nothing of drafts, and costs nothing to try again.
         asked = done.gamma > 0 and not (done.degraded and not done.proposed and not done.draft.elapsed_s)
+        rounds, self._rested = 1 + self._rested, 0
         self._speculation.observe(done, asked=asked, steady=self._drafted)
         self._drafted = asked
-        self._keeping.observe(done.gamma if asked else 0, done.proposed, done.decision.accepted)
+        self._keeping.observe(done.gamma if asked else 0, done.proposed, done.decision.accepted, rounds)

@@ -137,15 +137,23 @@ class SessionKeeping:
         self._belief = rates.usual
         self.reach: Floats = self._belief @ rates.survival
 
-    def observe(self, gamma: int, proposed: int, accepted: int) -> None:
-        """Learn from a round that asked for `gamma` drafts, 0 too, got `proposed` and kept `accepted`."""
+    def observe(self, gamma: int, proposed: int, accepted: int, rounds: int = 1) -> None:
+        """Learn from a round that asked for `gamma` drafts, 0 too, got `proposed` and kept `accepted`.
+
+        Args:
+            gamma: Asked for.
+            proposed: That came.
+            accepted: That were kept.
+            rounds: How many there were since the last that was observed, this one included.
+        """
         rates, belief = self._rates, self._belief
         if gamma := min(gamma, rates.max_gamma):
             proposed, accepted = min(gamma, proposed), min(gamma, accepted)
             belief = belief * (rates.ends[accepted] if accepted < gamma else rates.survival[:, gamma])
             belief /= belief.sum()
             rates.observe(_Seen(gamma, proposed, accepted, self.reach, belief))
-        self._belief = belief * (1 - _CHANGE) + rates.changed
+        same = (1 - _CHANGE) ** rounds
+        self._belief = belief * same + rates.changed * ((1 - same) / _CHANGE)
         self.reach = self._belief @ rates.survival
 
     def gain(self, seconds: Floats) -> float:

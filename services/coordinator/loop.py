@@ -108,7 +108,7 @@ class Rounds:
             wait_s = self._end_cycle(time.perf_counter() - start_s)
             drafts, refused = await self._usable(proposal.drafts)
             self._ahead = ahead = self._run_ahead(drafts, gamma, span)
-            verification = await self._verify(index, drafts, span)
+            verification = await self._verify(index, drafts, gamma > 0 or self._gamma.primes, span)
             accept_start_s = time.perf_counter()
             # From here on it makes no difference what else of it comes: a first draft that is late is dropped.
             first, _ = await self._usable(ahead.first if ahead else ())
@@ -187,9 +187,9 @@ class Rounds:
             self._told = True
         return drafts[:good], reason
 
-    async def _verify(self, index: int, drafts: Sequence[Draft], parent: Span) -> Verification:
+    async def _verify(self, index: int, drafts: Sequence[Draft], states: bool, parent: Span) -> Verification:
         with self._observer.phase("paceline.verify", parent) as span:
-            return await self._verifier.verify(index, self._committed, drafts, span)
+            return await self._verifier.verify(index, self._committed, drafts, span, states=states)
 
     async def _accept(self, index: int, verification: Verification, drafts: Sequence[Draft], parent: Span) -> Decision:
         with self._observer.phase("paceline.accept", parent) as span:

@@ -101,11 +101,18 @@ class Verifier(Protocol):
     """Scores drafts with the target."""
 
     async def verify(
-        self, round_index: int, committed: Sequence[int], drafts: Sequence[Draft], span: Span
+        self, round_index: int, committed: Sequence[int], drafts: Sequence[Draft], span: Span, *, states: bool = True
     ) -> Verification:
         """Return p after `committed` and after each draft: of each row perhaps no more than testing a draft needs.
 
         A lost worker is replaced behind this call: the request says where it starts, so another worker can answer it.
+
+        Args:
+            round_index: Names the round.
+            committed: The text.
+            drafts: To score.
+            span: Goes along with the request.
+            states: Fetch the hidden states that the draft lacks: it may be asked for drafts in the next round.
 
         Raises:
             TargetChangedError: Another model is the target now, and this one has answered nothing yet.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from paceline.v1 import worker_pb2
 from services.common.specdec.types import MAX_FEATURE_BYTES, MAX_GAMMA
 from services.coordinator.clients.features import FeatureRelay
-from tests.support.cluster import scripted_cluster
+from tests.support.cluster import Cluster, scripted_cluster
 from tests.support.laws import close_law
 from tests.support.scripts import TargetScript
 
@@ -153,8 +157,9 @@ class Watching(TargetScript):
         self.wanted.append(request.HasField("features_from"))
 
 
-async def test_a_request_without_drafts_asks_for_none() -> None:
-    script = Watching()
+@contextlib.asynccontextmanager
+async def fed_cluster(script: Watching) -> AsyncIterator[Cluster]:
+    """Scripted services whose draft is fed with the target's states."""
     async with scripted_cluster(close_law(distance=0.5, seed=2), target=script) as cluster:
         for worker in (cluster.target, cluster.draft):
             worker.info.features.CopyFrom(SPEC)
@@ -162,7 +167,41 @@ async def test_a_request_without_drafts_asks_for_none() -> None:
         while not (workers.draft and workers.draft.HasField("features")):
             workers.recheck()
             await asyncio.sleep(0.05)
+        yield cluster
+
+
+async def test_a_request_without_drafts_asks_for_none() -> None:
+    script = Watching()
+    async with fed_cluster(script) as cluster:
         for gamma, wanted in ((3, True), (0, False)):
             script.wanted.clear()
             await cluster.generate([0, 1], gamma=gamma)
             assert set(script.wanted) == {wanted}
+
+
+class Resting:
+    """Drafts in two rounds, rests for four, and is ready for a draft again in the last of those."""
+
+    stop_below = 0.0
+
+    def __init__(self, speculation: object) -> None:
+        self._round = -1
+
+    @property
+    def primes(self) -> bool:
+        return self._round % 6 in (0, 1, 5)
+
+    def choose(self, room: int) -> int:
+        self._round += 1
+        return min(room, 2) if self._round % 6 < 2 else 0
+
+    def observe(self, done: object) -> None:
+        """Learn nothing."""
+
+
+async def test_a_round_of_a_request_that_rests_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.coordinator.service.AdaptiveGamma", Resting)
+    script = Watching()
+    async with fed_cluster(script) as cluster:
+        await cluster.generate([0, 1], max_tokens=60, seed=None)
+    assert script.wanted[:18] == [True, True, False, False, False, True] * 3

@@ -155,6 +155,53 @@ def test_where_no_draft_pays_next_to_nothing_is_lost(alpha: float, c: float, ses
     assert np.mean(shares) > (0.965 if sessions == 8 else 0.97)
 
 
+def test_sessions_that_share_a_pass_take_turns_to_look_what_pays() -> None:
+    """One that does not look fetches nothing for a draft; alone a session looks in every round."""
+    for sessions, share in ((1, 1.0), (8, 0.2)):
+        simulation = Simulation(world(0.0, 1.0), sessions=sessions)
+        simulation.run(100)
+        looks = 0
+        for _ in range(200):
+            simulation.step()
+            looks += sum(policy.primes for policy in simulation.policies)
+        assert looks <= share * 200 * sessions
+
+
+def test_a_draft_is_asked_only_after_a_round_that_has_fetched_what_it_needs() -> None:
+    simulation = Simulation(world(0.0, 1.0), sessions=8)
+    simulation.run(300)
+    simulation.world = world(0.9, 0.1)
+    primed = [False] * 8
+    drafted = 0
+    for _ in range(300):
+        for policy, gamma, was in zip(simulation.policies, simulation.step(), primed, strict=True):
+            assert was or not gamma
+            assert policy.primes or not gamma
+            drafted += gamma > 0
+        primed = [policy.primes for policy in simulation.policies]
+    assert drafted > 100
+
+
+def test_drafts_that_wake_slowly_are_tried_less_often() -> None:
+    """What the first round after a pause takes more counts, or tries would cost more than is allowed."""
+
+    def tries(waking_s: float) -> int:
+        policy = AdaptiveGamma(Speculation(4))
+        count, drafted = 0, False
+        for _ in range(3000):
+            gamma = policy.choose(100)
+            wakes = gamma > 0 and not drafted
+            count += wakes
+            drafted = gamma > 0
+            target = Call(elapsed_s=0.03, forward_tokens=gamma + 1, batch_size=1, pass_tokens=gamma + 1)
+            draft_s = gamma * 0.01 + wakes * waking_s
+            draft = Call(elapsed_s=draft_s, forward_tokens=gamma)
+            policy.observe(done(gamma, 0, target=target, draft=draft, total_s=0.03 + draft_s))
+        return count
+
+    assert 3 <= tries(0.2) < 0.7 * tries(0.0)
+
+
 def test_where_positions_cost_all_sessions_gamma_falls() -> None:
     """Alone a pass has positions to spare; eight sessions fill it, and each position then delays all of them."""
     true = replace(world(0.8, 0.1), pass_s=lambda _, positions: PASS_S * (1 + 0.1 * max(0, positions - 8)))
@@ -295,14 +342,19 @@ def test_what_was_believed_for_long_is_dropped_where_a_few_rounds_contradict_it(
 
 def test_costs_of_each_load_are_its_own() -> None:
     costs = RoundCosts(8)
+
+    def run(one: Round) -> None:
+        costs.follow(one)
+        costs.observe(one, asked=one.gamma > 0)
+
     for sessions, slope_s in ((1, 0.0), (8, 0.01)):
         for gamma in [0, 1, 2, 4, 8] * 20:
             call = Call(elapsed_s=0.02 + slope_s * gamma, batch_size=sessions, pass_tokens=sessions * (gamma + 1))
             for _ in range(sessions):
-                costs.observe(done(gamma, 0, target=call, total_s=0.021 + (slope_s + 0.002) * gamma), asked=gamma > 0)
+                run(done(gamma, 0, target=call, total_s=0.021 + (slope_s + 0.002) * gamma))
     assert costs.price()[:3] == pytest.approx((0.021, 0.021, 0.012), rel=0.03, abs=4e-4)
     for _ in range(12):
-        costs.observe(done(2, 0, target=Call(elapsed_s=0.02, batch_size=1, pass_tokens=3), total_s=0.025), asked=True)
+        run(done(2, 0, target=Call(elapsed_s=0.02, batch_size=1, pass_tokens=3), total_s=0.025))
     assert costs.price()[:3] == pytest.approx((0.021, 0.021, 0.002), rel=0.03, abs=4e-4)
 
 

@@ -90,7 +90,7 @@ class TargetSession:
         self._has_answered = False
 
     async def verify(
-        self, round_index: int, committed: Sequence[int], drafts: Sequence[Draft], span: Span
+        self, round_index: int, committed: Sequence[int], drafts: Sequence[Draft], span: Span, *, states: bool = True
     ) -> Verification:
         """Return p after `committed` and after each draft, from this worker or, if it is lost, from another.
 
@@ -101,7 +101,7 @@ class TargetSession:
         started_s = time.perf_counter()
         await self._leave_draining(round_index, committed)
         form = self._form(drafts)
-        wanted = self._features.ask_from(len(committed)) if self._features is not None else None
+        wanted = self._features.ask_from(len(committed)) if self._features is not None and states else None
         tokens = [draft.token for draft in drafts]
         question = Question(round_index, committed, tokens, *form, features_from=wanted)
         rows, timing = await self._answer(question, span)
