@@ -141,6 +141,7 @@ class Engine:
         with self._changed:
             lease, session.lease = session.lease, None
             self._gathering.ended(session)
+            self._changed.notify()
             if lease is not None:
                 self._admission.release(lease)
 
@@ -217,7 +218,9 @@ class Engine:
 
     def _gathering_s(self) -> float:
         """Return how long those that wait had better wait for others."""
-        return self._gathering.wait_s(time.perf_counter()) if self._waiting and self._gathers else 0.0
+        if not self._gathers or not self._waiting:
+            return 0.0
+        return self._gathering.wait_s(time.perf_counter(), len(self._waiting))
 
     def _execute(self, shares: Sequence[Share[Work]], feeds: Sequence[Feed]) -> None:
         started_s = time.perf_counter()
@@ -272,7 +275,9 @@ class Engine:
             if token is not None and work.session.lease is not None and work.append(token):
                 return
             self._waiting.remove(work)
-            self._gathering.left(work.session, time.perf_counter())
+            # One that was closed during the pass has been forgotten already, and one may have asked for more already.
+            if work.session.lease is not None and all(other.session is not work.session for other in self._waiting):
+                self._gathering.left(work.session, time.perf_counter())
         work.finish()
 
     def _count_failure(self, error: Exception) -> None:

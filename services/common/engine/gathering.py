@@ -2,10 +2,13 @@
 
 A pass over one position takes nearly as long as one over ten: most of it is spent once however many sessions share it.
 Sessions that come back a moment after a pass has begun have to wait for its end, and the others for theirs: two groups
-that take turns, and two passes where one would do. Waiting for all of them costs the time until the last one is back,
-and saves the part of a pass that is spent once; so it pays where that part is the longer:
+that take turns, and two passes where one would do. Waiting costs those who wait the time until the others are
+back, and saves the others the part of a pass that is spent once, so it pays where
 
-    T(A) + T(B) > wait + T(A + B)    where    T(n) = spent once + n x a position    and so    wait < spent once
+    wait x those who wait  <  spent once x those who come
+
+For two groups of one size that is T(A) + T(B) > wait + T(A + B), with T(n) = spent once + n x a position. One session
+that is far away does not hold up the many that are near.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ class _Return:
     """How long a session takes to come back from a pass.
 
     Attributes:
-        left_s: When it left the last one; None while it waits for the next.
+        left_s: When it left the last one.
+        is_away: It has not asked for the next.
         mean_s: How long it was away, as of late; None until that is known.
         deviation_s: By how much that differs.
     """
@@ -83,6 +87,11 @@ class Gathering:
         self._once_s += _GAIN * (seconds * self._shape.share_once(positions) - self._once_s)
         self._since_s = None
 
+    @property
+    def expected(self) -> int:
+        """Sessions that are known."""
+        return len(self._returns)
+
     def left(self, session: Hashable, now_s: float) -> None:
         """Note that a session has what it asked for, and will ask again."""
         known = self._returns.setdefault(session, _Return(now_s))
@@ -98,10 +107,21 @@ class Gathering:
         """Expect a session no more."""
         self._returns.pop(session, None)
 
-    def wait_s(self, now_s: float) -> float:
-        """Return how long the next pass had better wait, 0 where it had better begin. Somebody waits for it."""
+    def wait_s(self, now_s: float, waiting: int) -> float:
+        """Return how long the next pass had better wait, 0 where it had better begin.
+
+        Args:
+            now_s: The time.
+            waiting: How many sessions wait for the pass, at least one.
+        """
         if self._since_s is None:
             self._since_s = now_s
         latest_s = self._since_s + self._once_s
-        due = (known.due_s for known in self._returns.values() if known.is_away and known.mean_s is not None)
-        return max((due_s - now_s for due_s in due if now_s < due_s <= latest_s), default=0.0)
+        coming = sorted(
+            known.due_s - now_s
+            for known in self._returns.values()
+            if known.is_away and known.mean_s is not None and known.mean_s <= self._once_s
+            if now_s < known.due_s <= latest_s
+        )
+        pays = (due_s for i, due_s in enumerate(coming) if due_s * waiting < self._once_s * (i + 1))
+        return max(pays, default=0.0)

@@ -142,8 +142,9 @@ class ModelRunner:
             for count in (*range(1, 18), 24, 32, 40, min(chunk, self._pool_size())):
                 if count <= self._pool_size():
                     self._warm(count)
-            few, many = (min(self._warm(min(count, self._pool_size())) for _ in range(_TIMED)) for count in (1, _MANY))
-        position_s = max(0.0, (many - few) / (_MANY - 1))
+            most = max(2, min(_MANY, self._pool_size()))
+            few, many = (min(self._warm(count) for _ in range(_TIMED)) for count in (1, min(most, self._pool_size())))
+        position_s = max(0.0, (many - few) / (most - 1))
         log.info("warm after %.1f s", time.perf_counter() - started_s)
         return PassShape(max(0.0, few - position_s), position_s)
 
@@ -181,6 +182,9 @@ class ModelRunner:
         keep = torch.cat(wanted) if any(feed.rows for feed in feeds) else torch.tensor([len(tokens) - 1])
         ids, at = torch.tensor([tokens]).to(device), torch.cat(positions).unsqueeze(0).to(device)
         logits = self._logits(ids, at, keep.to(device), segments)
+        if device.type == "cuda":
+            # Its time is asked for, and its logits are read next.
+            torch.cuda.synchronize(device)
         # Columns past the vocabulary are padding of the weights.
         logits = logits[:, : self._loaded.vocab_size]
         return list(torch.split(logits[: sum(feed.rows for feed in feeds)], [feed.rows for feed in feeds]))
