@@ -50,6 +50,11 @@ class Admission:
                 self._metrics.running.add(-1)
                 self._learn(time.monotonic() - started_s)
 
+    @property
+    def running(self) -> int:
+        """Requests that run now."""
+        return self._running
+
     def retry_after_s(self) -> float:
         """Return when one of the requests that run now is likely to end: the time of one, shared by all."""
         if self._mean_s is None:

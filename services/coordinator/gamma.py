@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,9 +17,9 @@ from services.coordinator.types import Round
 _FIRST = 4
 # Rounds with drafts in a try of them where gamma is 0. In the first the draft wakes up and takes in what it has missed.
 _BURST = 3
-# In rounds with drafts: what that one may take and be no different; and by how much each moves what is believed of what
-# they take more, which is their median.
-_USUAL, _WAKING_STEP = 1.5, 0.1
+# What that one may take and be no different, in rounds with drafts. The median of so many such rounds is believed.
+_USUAL = 1.5
+_WAKINGS = 9
 # Rounds at gamma 0 between two in which a session looks what pays, at most.
 _MOST_REST = 7
 # Share of the time that may be lost to rounds run only to learn.
@@ -100,7 +103,8 @@ class Speculation:
         rates: Of keeping drafts.
     """
 
-    def __init__(self, max_gamma: int) -> None:
+    def __init__(self, max_gamma: int, running: Callable[[], int] = lambda: 0) -> None:
+        """Know nothing; see `RoundCosts`."""
         self.max_gamma = max_gamma
         self.costs = RoundCosts(max_gamma)
         self.rates = KeepRates(max_gamma)
@@ -110,12 +114,19 @@ class Speculation:
         # What is tried, until when; how many have yet to, and what time its tokens are worth.
         self._probe, self._probe_until = 0, 0
         self._owing, self._worth_s = 0, 0.0
-        self._waking_s = 0.0
+        # By load. A few of no time at first: one alone may be an accident.
+        self._wakings_s: dict[int, deque[float]] = {}
 
     @property
     def is_trying(self) -> bool:
         """Whether another gamma than the best is being tried."""
         return self._rounds < self._probe_until
+
+    @property
+    def waking_s(self) -> float:
+        """What the first round with drafts after a rest takes more than others, at the load of the moment."""
+        known_s = self._wakings_s.get(self.costs.load)
+        return statistics.median(known_s) if known_s else 0.0
 
     def rest(self, done: Round) -> None:
         """Count a round, and the load. That is all there is to learn from one of many without drafts."""
@@ -133,21 +144,21 @@ class Speculation:
         if not self.costs.is_known:
             return
         is_tried = self._owing > 0 and done.gamma == self._probe
-        wakes = asked and not steady and done.proposed > 0
+        # The first round takes the prompt in, at the target too.
+        wakes = asked and not steady and done.proposed > 0 and done.index > 0
         if not is_tried and not wakes:
             return
         price = self.costs.price()
         took_s = float(price.by_drafts[min(done.proposed, self.max_gamma)] if done.gamma else price.alone_s)
         if wakes:
-            step_s = _WAKING_STEP * took_s
-            is_more = done.total_s > _USUAL * took_s + self._waking_s
-            self._waking_s = max(0.0, self._waking_s + (step_s if is_more else -step_s))
+            more_s = max(0.0, done.total_s - _USUAL * took_s)
+            self._wakings_s.setdefault(self.costs.load, deque([0.0] * 3, _WAKINGS)).append(more_s)
         if is_tried:
             self._owing -= 1
             # Not what this one took: it may have met with an accident.
-            self._credit_s -= max(0.0, took_s + wakes * self._waking_s - self._worth_s)
+            self._credit_s -= max(0.0, took_s + wakes * self.waking_s - self._worth_s)
 
-    def probe(self, options: Options, best: int, gain_s: float = 0.0) -> int:
+    def probe(self, options: Options, best: int, gain_s: float = 0.0, *, awake: bool = True) -> int:
         """Return the gamma to take: the best, or now and then another, to know what it costs and brings.
 
         All sessions that share a pass try another together: what one alone brings hardly changes the pass.
@@ -156,11 +167,12 @@ class Speculation:
             options: What is expected.
             best: The best of them.
             gain_s: What a round may gain by drafts, by what is believed; of a request whose best is 0.
+            awake: Its last round has asked for drafts.
         """
         sessions = self.costs.sessions
         if self.is_trying:
             return min(self._probe, len(options.tokens) - 1)
-        waking_s = sessions * self._waking_s
+        waking_s = (sessions - awake) * self.waking_s
         # Enough for the dearest try. More would be spent all at once, after hours in which nothing had to be tried.
         most_s = _TRIES * (_BURST * sessions * float(options.seconds.max()) + waking_s)
         self._credit_s = min(self._credit_s, most_s)
@@ -183,7 +195,8 @@ class Speculation:
         self._probed = self._rounds
         # Those who rest need a round more, see `AdaptiveGamma.primes`.
         self._probe, self._probe_until = gamma, self._rounds + tries + (0 if best or sessions == 1 else sessions)
-        self._owing, self._worth_s = tries, float(options.tokens[gamma]) / options.pace(best)
+        self._owing = self._probe_until - self._rounds
+        self._worth_s = float(options.tokens[gamma]) / options.pace(best)
         return gamma
 
     def _hopeful(self, options: Options) -> Options:
@@ -208,8 +221,8 @@ class AdaptiveGamma:
         self._keeping = SessionKeeping(speculation.rates)
         self._stop_below = 0.0
         self._drafted = False
-        # Whether the last round has fetched what the draft needs. At first it needs the prompt alone.
-        self._primed = True
+        # Whether the last round has fetched what the draft needs. The first does, and has none: they would delay it.
+        self._primed = False
         # Rounds that are still run at gamma 0 without a look; that were since the last; looks in a row that chose 0.
         self._rest, self._rested, self._looks = 0, 0, 0
         self._looked = True
@@ -229,13 +242,13 @@ class AdaptiveGamma:
         if not self._looked:
             self._rest -= 1
             return 0
-        gamma = self._choose(limit)
+        gamma = self._choose(limit, room)
         self._looks = 0 if gamma else self._looks + 1
         self._rest = max(0, min(self._looks, self._speculation.costs.sessions, _MOST_REST + 1) - 1)
         # After a rest a draft that is fed with the target's hidden states has none of the last tokens.
         return gamma if self._primed else 0
 
-    def _choose(self, limit: int) -> int:
+    def _choose(self, limit: int, room: int) -> int:
         if not self._speculation.costs.is_known:
             return min(_FIRST, limit)
         price = self._speculation.costs.price()
@@ -244,9 +257,12 @@ class AdaptiveGamma:
         seconds[0] = price.alone_s
         options = Options(self._keeping.reach[: limit + 1].cumsum(), seconds)
         best = options.best()
+        if best and not self._drafted and self._speculation.waking_s > room * options.loss_s(0, best):
+            # What is left of the answer would not pay for the beginning.
+            best = 0
         self._stop_below = min(1.0, options.pace(best) * price.draft_s)
         gain_s = 0.0 if best else self._keeping.gain(seconds) * price.alone_s
-        return self._speculation.probe(options, best, gain_s)
+        return self._speculation.probe(options, best, gain_s, awake=self._drafted)
 
     def observe(self, done: Round) -> None:
         """Learn from a round that is over."""
@@ -259,5 +275,6 @@ class AdaptiveGamma:
         asked = done.gamma > 0 and not (done.degraded and not done.proposed and not done.draft.elapsed_s)
         rounds, self._rested = 1 + self._rested, 0
         self._speculation.observe(done, asked=asked, steady=self._drafted)
-        self._drafted = asked
+        # A draft that lacks the target's states, or has no guess yet, has not begun.
+        self._drafted = asked and (self._drafted or done.proposed > 0)
         self._keeping.observe(done.gamma if asked else 0, done.proposed, done.decision.accepted, rounds)

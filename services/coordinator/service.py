@@ -178,7 +178,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             return None
         alike = (todo.params.temperature == 0, todo.verification, todo.gamma)
         if alike not in self._speculation:
-            self._speculation[alike] = Speculation(todo.gamma)
+            self._speculation[alike] = Speculation(todo.gamma, lambda: self._admission.running)
         return self._speculation[alike]
 
     def _estimates(self) -> list[Estimate]:

@@ -58,7 +58,7 @@ def test_with_a_pass_over_one_position_that_is_cheaper_than_the_line() -> None:
 def test_drafts_that_know_when_to_stop_beat_any_fixed_gamma(alpha: float, c: float, least: float) -> None:
     true = replace(world(alpha, c), certainty=1.0, pass_s=lambda _, positions: PASS_S * (1 + 0.05 * positions))
     paces = []
-    for seed in SEEDS:
+    for seed in range(12):
         simulation = Simulation(true, seed=seed)
         simulation.run(600)
         paces.append(simulation.tokens / simulation.seconds)
@@ -115,10 +115,11 @@ def test_hours_that_went_well_are_no_credit_for_trying_a_draft_that_is_late() ->
 def share_after(before: World, after: World, most: int = 16, sessions: tuple[int, int] = (1, 1)) -> float:
     """Return the share of the best fixed gamma over rounds 20 to 60 after a change, at most so many drafts a round."""
     shares = []
-    for seed in range(8):
+    for seed in range(24):
         simulation = Simulation(before, seed=seed, most=most, sessions=max(sessions))
         simulation.sessions = sessions[0]
-        simulation.run(200)
+        # At different moments of the account that tries are paid from.
+        simulation.run(200 + 3 * seed)
         simulation.world, simulation.sessions = after, sessions[1]
         simulation.run(20)
         shares.append(simulation.share_of_best(simulation.run(40)))
@@ -157,21 +158,21 @@ def test_where_no_draft_pays_next_to_nothing_is_lost(alpha: float, c: float, ses
 
 def test_sessions_that_share_a_pass_take_turns_to_look_what_pays() -> None:
     """One that does not look fetches nothing for a draft; alone a session looks in every round."""
-    for sessions, share in ((1, 1.0), (8, 0.2)):
+    for sessions in (1, 8):
         simulation = Simulation(world(0.0, 1.0), sessions=sessions)
         simulation.run(100)
         looks = 0
         for _ in range(200):
             simulation.step()
             looks += sum(policy.primes for policy in simulation.policies)
-        assert looks <= share * 200 * sessions
+        assert looks == 200 if sessions == 1 else looks < 0.2 * 200 * sessions
 
 
 def test_a_draft_is_asked_only_after_a_round_that_has_fetched_what_it_needs() -> None:
     simulation = Simulation(world(0.0, 1.0), sessions=8)
     simulation.run(300)
     simulation.world = world(0.9, 0.1)
-    primed = [False] * 8
+    primed = [policy.primes for policy in simulation.policies]
     drafted = 0
     for _ in range(300):
         for policy, gamma, was in zip(simulation.policies, simulation.step(), primed, strict=True):
@@ -200,6 +201,44 @@ def test_drafts_that_wake_slowly_are_tried_less_often() -> None:
         return count
 
     assert 3 <= tries(0.2) < 0.7 * tries(0.0)
+
+
+def test_an_answer_that_is_nearly_over_does_not_begin_to_draft_where_that_takes_long() -> None:
+    """Three drafts of four are kept: three tokens for two in time. But to begin takes as long as ten rounds."""
+    speculation = Speculation(4)
+
+    def first_drafts(room: int) -> int:
+        """Return in which round of a request drafts are asked for, 8 for none."""
+        policy = AdaptiveGamma(speculation)
+        for index in range(8):
+            gamma = policy.choose(room)
+            waking_s = 0.3 * (gamma > 0)
+            policy.observe(done(gamma, min(gamma, 2), index=index, total_s=0.03 + 0.005 * gamma + waking_s))
+            if gamma:
+                return index
+        return 8
+
+    teacher = AdaptiveGamma(speculation)
+    for index in range(400):
+        gamma = teacher.choose(1_000)
+        teacher.observe(done(gamma, min(gamma, 2), index=index, total_s=0.03 + 0.005 * gamma))
+    assert first_drafts(1_000) == 1
+    for _ in range(9):
+        first_drafts(1_000)
+    assert speculation.waking_s == pytest.approx(0.3, abs=0.05)
+    assert first_drafts(1_000) == 1
+    assert first_drafts(6) > 1, "later it is a try, out of the account"
+
+
+def test_the_first_round_of_a_request_says_nothing_of_waking() -> None:
+    """It takes the prompt in."""
+    speculation = Speculation(4)
+    for _ in range(100):
+        policy = AdaptiveGamma(speculation)
+        for index in range(4):
+            gamma = policy.choose(100)
+            policy.observe(done(gamma, 0, index=index, total_s=0.02 + 0.01 * gamma + 0.5 * (index == 0)))
+    assert speculation.waking_s == 0.0
 
 
 def test_where_positions_cost_all_sessions_gamma_falls() -> None:
@@ -280,6 +319,8 @@ def test_a_drafter_that_is_absent_is_asked_again_as_before() -> None:
 
 def test_gamma_fits_in_the_room() -> None:
     policy = AdaptiveGamma(Speculation(8))
+    assert [policy.choose(room) for room in (-1, 0, 2)] == [0, 0, 0], "the first round has no drafts"
+    policy.observe(done(0, 0))
     assert [policy.choose(room) for room in (-1, 0, 2)] == [0, 0, 2]
     for _ in range(50):
         policy.observe(done(8, 8))

@@ -172,11 +172,11 @@ async def test_a_draft_that_is_gone_is_no_longer_found() -> None:
 async def test_what_the_tokens_would_have_taken_alone() -> None:
     """A target that takes its time over a pass, and drafts that are all but free: alone it would have taken longer."""
     readings = Readings()
-    script = TargetScript(late_s=0.01)
+    script = TargetScript(late_s=0.05)
     async with scripted_cluster(close_law(distance=0.1, seed=2), target=script, meter=readings.meter) as cluster:
         for _ in range(3):
             reply = await cluster.generate(PROMPT, seed=None, max_tokens=80)
     time = readings.values("paceline.speculation.time")
     assert reply.result.adaptive_gamma
     assert time["alone",] > 1.5 * time["spent",] > 0
-    assert time["spent",] < 10
+    assert time["spent",] < 60

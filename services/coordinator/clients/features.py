@@ -1,8 +1,8 @@
 """The target's hidden states on their way to a draft that is fed with them.
 
 With n tokens committed the draft needs the states at positions 0..n-2: those that the target has computed. Verify asks
-for the ones that the draft lacks, the next Propose takes them along. A draft that has none yet is given those of its
-window, and a round without them is a round without drafts.
+for the ones that the draft lacks, where the next round may want drafts, and the next Propose takes them along. A draft
+that has none yet is given those of its window, and a round without them is a round without drafts.
 """
 
 from __future__ import annotations

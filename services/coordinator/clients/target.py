@@ -101,7 +101,9 @@ class TargetSession:
         started_s = time.perf_counter()
         await self._leave_draining(round_index, committed)
         form = self._form(drafts)
-        wanted = self._features.ask_from(len(committed)) if self._features is not None and states else None
+        # Asked in any case: it forgets the states of drafts that were rejected.
+        lacking = self._features.ask_from(len(committed)) if self._features is not None else None
+        wanted = lacking if states else None
         tokens = [draft.token for draft in drafts]
         question = Question(round_index, committed, tokens, *form, features_from=wanted)
         rows, timing = await self._answer(question, span)
