@@ -192,10 +192,10 @@ def test_an_answer_without_a_result_is_a_failure(paceline: Paceline, serve: Serv
 
 def test_the_deadline_ends_the_call(paceline: Paceline, serve: Serve) -> None:
     silent = ScriptedCoordinator(endless=True)
-    done = paceline("generate", "--address", serve(silent), "--prompt", "a", "--deadline", "0.3")
+    done = paceline("generate", "--address", serve(silent), "--prompt", "a", "--deadline", "3")
     assert done.exit_code == 1
-    assert done.stderr == "Error: DEADLINE_EXCEEDED: the answer took longer than --deadline, 0.3 s\n"
-    assert silent.cancelled.wait(5)
+    assert done.stderr == "Error: DEADLINE_EXCEEDED: the answer took longer than --deadline, 3 s\n"
+    assert silent.cancelled.wait(30)
 
 
 def test_a_dead_address_says_which_and_what_to_start(paceline: Paceline) -> None:

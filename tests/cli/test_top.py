@@ -230,7 +230,7 @@ def test_real_pods_have_all_that_it_shows(paceline: Paceline, tmp_path: Path) ->
         asking = threading.Thread(target=ask)
         asking.start()
         try:
-            result = paceline("top", "--once", "--interval", "1", *pages)
+            result = paceline("top", "--once", "--interval", "5", *pages)
         finally:
             stop.set()
             asking.join()

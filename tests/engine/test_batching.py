@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -276,6 +277,15 @@ async def test_a_long_prompt_delays_a_running_session_by_one_chunk_a_pass(
 ) -> None:
     long, short = await engine.open(200), await engine.open(40)
     passes = recorded_passes(engine, monkeypatch)
+    runner = runner_of(engine)
+    run = runner.run
+
+    def run_slowly(feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        time.sleep(0.05)
+        return run(feeds)
+
+    # So long that the event loop has its turn meanwhile.
+    monkeypatch.setattr(runner, "run", run_slowly)
     prompt = random_tokens(random.Random(6), 200)
     hold, holding = await held(await engine.open(1))
     asked = asyncio.create_task(evaluate(long, 0, prompt, 2))

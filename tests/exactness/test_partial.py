@@ -146,7 +146,7 @@ class KeepsFetchesWaiting(TargetScript):
 async def test_a_fresh_worker_answers_a_fetch(silent: bool) -> None:
     async with scripted_cluster(WIDE, target=IN_PART, row_head=1) as cluster:
         undisturbed = await answer(cluster, seed=4)
-    timeout = {"verify_timeout_s": 0.3} if silent else {}
+    timeout = {"verify_timeout_s": 3.0} if silent else {}
     script = KeepsFetchesWaiting()
     async with scripted_cluster(WIDE, target=script, row_head=1, spares=1, **timeout) as cluster:
         (spare,) = cluster.spare_targets

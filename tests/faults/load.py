@@ -14,7 +14,7 @@ from tests.support.processes import Coordinator, Service
 
 STREAMS = 8
 _UNDER_WAY = 10
-_TIMEOUT_S = 200.0
+_TIMEOUT_S = 600.0
 
 
 def requests(**fields: Any) -> list[pb.GenerateRequest]:

@@ -19,7 +19,7 @@ PROMPT = [0, 1]
 # A draft that is the target: everything is kept under the coupled rule, by drafts that choose as the target does.
 SAME = close_law(distance=0.0, seed=2)
 NEAR = close_law(distance=0.5, seed=2)
-PASS_S = 0.1
+PASS_S = 0.3
 
 
 class Steps(DraftScript):
@@ -84,7 +84,7 @@ async def test_a_kept_round_waits_for_the_longer_of_target_and_draft(share: floa
 
 
 async def test_a_draft_slower_than_the_target_is_waited_for_and_not_drafted_anew() -> None:
-    async with scripted_cluster(SAME, overlap="on", draft=Steps(0.05), target=TargetScript(late_s=0.07)) as cluster:
+    async with scripted_cluster(SAME, overlap="on", draft=Steps(0.1), target=TargetScript(late_s=0.2)) as cluster:
         reply = await generate(cluster)
         asked = cluster.draft.requests
     assert all(held(reply)[1:])
@@ -115,13 +115,13 @@ async def test_a_stalled_draft_is_waited_for_once() -> None:
     """It stalls while it runs ahead, after the first of its drafts: the next round waits out its time, then no more."""
     draft = Waits({1}, 1)
     async with scripted_cluster(
-        SAME, overlap="on", draft=draft, target=TargetScript(late_s=PASS_S), draft_timeout_s=0.5
+        SAME, overlap="on", draft=draft, target=TargetScript(late_s=PASS_S), draft_timeout_s=3.0
     ) as cluster:
         reply = await generate(cluster)
     first, second, *others = rows(reply)
     assert first.accepted == 3
     assert (second.index, second.proposed, second.degraded) == (1, 0, True)
-    assert all(row.degraded and row.draft_ms < 100 for row in others if row.gamma)
+    assert all(row.degraded and row.draft_ms < 1_000 for row in others if row.gamma)
 
 
 @pytest.mark.parametrize("request_number", [2, 3, 6])

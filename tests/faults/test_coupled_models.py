@@ -25,7 +25,7 @@ SEED = 11
 PARAMS = SamplingParams(temperature=0.8, top_p=0.95)
 REQUEST: dict[str, Any] = {
     "text": "Once upon a time",
-    "max_tokens": 60,
+    "max_tokens": 300,
     "seed": SEED,
     "sampling": worker_pb2.SamplingParams(temperature=0.8, top_k=0, top_p=0.95, min_p=0.0),
     "stop": pb.StopConditions(ignore_eos=True),

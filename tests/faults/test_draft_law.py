@@ -12,7 +12,7 @@ from tests.support.scripts import DraftScript, Turn
 from tests.support.statistics import power, verdicts
 
 GAMMA = 3
-TIMEOUT_S = 0.3
+TIMEOUT_S = 1.0
 # Of requests, of requests, of drafts.
 DIES, STALLS, PAUSES = 0.03, 0.002, 0.01
 # Any key but a request's seed: faults must not depend on what the rule or the draft draws.

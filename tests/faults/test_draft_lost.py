@@ -19,7 +19,7 @@ from tests.support.scripts import NEVER, DraftScript, TargetScript
 
 PROMPT = [0, 1]
 LAW = close_law(distance=0.5, seed=2)
-WAIT_S = 0.5
+WAIT_S = 2.5
 
 
 def rows(reply: Reply) -> list[pb.RoundStats]:
@@ -124,7 +124,7 @@ async def test_a_stalled_worker_costs_one_wait() -> None:
 
 async def test_a_worker_that_answers_late_is_used_again() -> None:
     """One pause, longer than a round waits: then drafting goes on by itself, on the same stream."""
-    draft = DraftScript(late_at=0, late_s=3 * WAIT_S)
+    draft = DraftScript(late_at=0, late_s=WAIT_S + 1)
     target = TargetScript(late_s=0.01)
     async with scripted_cluster(LAW, draft=draft, target=target, draft_timeout_s=WAIT_S) as cluster:
         async with asyncio.TaskGroup() as group:
@@ -153,7 +153,7 @@ async def test_drafts_that_have_come_are_used_when_the_rest_is_late_and_waited_f
 
 
 async def test_a_worker_that_pauses_between_two_drafts_is_used_again() -> None:
-    draft = DraftScript(late_at=1, late_s=2 * WAIT_S)
+    draft = DraftScript(late_at=1, late_s=WAIT_S + 0.5)
     target = TargetScript(late_s=0.01)
     async with scripted_cluster(LAW, draft=draft, target=target, draft_timeout_s=WAIT_S) as cluster:
         async with asyncio.TaskGroup() as group:

@@ -16,7 +16,7 @@ from tests.tracing.conftest import free_address
 from tests.tracing.test_metrics_page import page
 
 TARGET = ("--dtype", "float32", "--kv-cache-memory", "64MiB")
-LENGTH = 80
+LENGTH = 240
 REQUEST = {
     "text": "the paceline goes round and round, and the draft breaks the wind",
     "max_tokens": LENGTH,

@@ -110,7 +110,9 @@ async def test_a_longer_deadline_of_the_client_wins() -> None:
 
 
 async def test_no_deadline_is_longer_than_the_servers_longest() -> None:
-    async with scripted_cluster(LAW, target=STUCK, default_deadline_s=0.3, max_deadline_s=0.4) as cluster:
+    async with scripted_cluster(
+        LAW, target=STUCK, default_deadline_s=0.3, max_deadline_s=0.4, wait_for_draft=False
+    ) as cluster:
         error = await failure(cluster, timeout_s=60)
         await until_free(cluster)
     assert error.code() is STATUS.DEADLINE_EXCEEDED

@@ -46,7 +46,7 @@ def target(run: Processes, models: Path) -> Service:
 
 @pytest.fixture(scope="module")
 def coordinator(run: Processes, target: Service) -> Coordinator:
-    return run.coordinator(target, None, "--target-retry-s", "120")
+    return run.coordinator(target, None, "--target-retry-s", "600")
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +89,10 @@ def wait_for_log(service: Service, words: str) -> None:
 
 
 def test_connections_that_are_cut_in_mid_text(run: Processes, models: Path, sampled: list[Reply]) -> None:
-    age = ("--max-connection-age-s", "0.5")
+    age = ("--max-connection-age-s", "1")
     model = ("--model", str(models / "target"), *FLOAT32)
     target = run._add(CuttingTarget, "target_worker", (*model, *age), {"PYTHONPATH": REPO})
-    coordinator = run.coordinator(target, None, "--target-retry-s", "120")
+    coordinator = run.coordinator(target, None, "--target-retry-s", "600")
     replies = under_load(coordinator, requests(sampling=PLAIN, max_tokens=LENGTH))
     check_same(replies, sampled)
     assert lost(coordinator, "target") >= 1
@@ -133,11 +133,11 @@ def test_a_target_that_is_killed_and_stays_away(run: Processes, target: Service)
     with ThreadPoolExecutor(len(asked)) as threads:
         running = [threads.submit(until_it_fails, request) for request in asked]
         under_way.wait(60)
-        target.kill()
         killed_s = time.monotonic()
+        target.kill()
         ended = [failed.result() for failed in running]
     for error, at_s in ended:
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert "no target worker after" in (error.details() or "")
         # The last attempt begins a back-off after the limit at the latest, and takes no longer than one to connect.
-        assert RETRY_S <= at_s - killed_s < RETRY_S + 4
+        assert RETRY_S <= at_s - killed_s < RETRY_S + 15

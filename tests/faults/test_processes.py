@@ -136,7 +136,7 @@ def test_a_full_target_is_waited_for(paceline: Paceline) -> None:
         call = stub.Generate(pb.GenerateRequest(**ENDLESS), timeout=200)
         next(iter(call))
         with pytest.raises(grpc.RpcError) as caught:
-            paceline.coordinator.generate(timeout_s=2.0, **SHORT)
+            paceline.coordinator.generate(timeout_s=5.0, **SHORT)
         call.cancel()
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "RESOURCE_EXHAUSTED" in paceline.coordinator.log

@@ -56,7 +56,7 @@ async def until_it_stops(cluster: Cluster) -> int:
 
 async def test_a_client_that_does_not_read_stops_its_own_rounds_only() -> None:
     async with scripted_cluster(LAW, context_length=LENGTH + 100) as cluster, slow_reader(cluster) as stub:
-        call = stub.Generate(request(), timeout=120)
+        call = stub.Generate(request(), timeout=240)
         stopped = await until_it_stops(cluster)
         assert stopped > 1
         # Others go on, on the same server and with the same workers.
@@ -65,7 +65,7 @@ async def test_a_client_that_does_not_read_stops_its_own_rounds_only() -> None:
         # It misses nothing by having waited.
         items = [item async for item in call]
         tokens = [token.id for item in items[:-1] for token in item.chunk.tokens]
-        whole = await cluster.generate(PROMPT, max_tokens=LENGTH, gamma=0, seed=5)
+        whole = await cluster.generate(PROMPT, max_tokens=LENGTH, gamma=0, seed=5, timeout_s=240)
     assert tokens == whole.tokens
     assert len(tokens) == LENGTH
 

@@ -38,7 +38,7 @@ def server_with(**settings: object) -> Server:
 
 
 async def test_alive_from_first_to_last_and_ready_in_between() -> None:
-    server = server_with(drain_s=0.5)
+    server = server_with(drain_s=5)
     await server.listen()
     probes = server.health_address
     assert probes != server.address

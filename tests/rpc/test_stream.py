@@ -92,7 +92,11 @@ class _Worker(grpc.GenericRpcHandler):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-async def test_a_worker_that_waits_is_told_the_end_and_one_at_work_is_cancelled(busy: bool) -> None:
+async def test_a_worker_that_waits_is_told_the_end_and_one_at_work_is_cancelled(
+    busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not busy:
+        monkeypatch.setattr("services.common.rpc.stream._END_S", 20.0)
     worker = _Worker(busy=busy)
     async with asked(worker) as stream:
         await asyncio.wait_for(worker.asked.wait(), 30)

@@ -52,5 +52,6 @@ def traced(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iter
         models = [make_tiny_llama(folder / "target", seed=1), make_tiny_llama(folder / "draft", seed=2, layers=1)]
         target = processes.target("--model", str(models[0]), "--worker-id", "target-0", *page())
         draft = processes.draft("--drafter", "model", "--model", str(models[1]), "--worker-id", "draft-0", *page())
-        coordinator = processes.coordinator(target, draft, "--worker-id", "coordinator-0")
+        # Whether drafting runs ahead follows the clock, and the tree of spans with it.
+        coordinator = processes.coordinator(target, draft, "--worker-id", "coordinator-0", "--overlap", "off")
         yield Traced(receiver, processes, target, draft, coordinator)

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.v1 import coordinator_pb2 as pb
 from tests.tracing.conftest import Traced
-from tests.tracing.test_tree import GENERATE
+from tests.tracing.test_tree import GENERATE, trace_of
 
 MARK = "xylophones are loud"
 
@@ -28,9 +28,8 @@ def test_logs_and_spans_of_all_three(traced: Traced) -> None:
         errors.append(str(refused.value))
     names = ("marked", "marked-2", "marked-3", "marked-4")
     requests = [traced.receiver.span(GENERATE, paceline__request__id=name) for name in names]
-    # A request, and of one round at least: propose, verify and accept, and what both workers did for it.
-    spans = traced.receiver.trace(requests[0].trace_id, 12)
-    assert len({span.service for span in spans}) == 3
+    assert requests[0].trace_id == reply.result.trace_id
+    assert len({span.service for span in trace_of(traced, reply).spans}) == 3
     told = "\n".join(
         [
             *(service.log for service in (traced.target, traced.draft, traced.coordinator)),

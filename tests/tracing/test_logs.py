@@ -26,7 +26,7 @@ def test_a_requests_lines_are_found_by_its_id_and_its_trace(tmp_path: Path) -> N
         draft = run.draft("--drafter", "ngram", *JSON)
         coordinator = run.coordinator(target, draft, *JSON)
         request = pb.GenerateRequest(
-            text="abcabc", gamma=2, max_tokens=60, request_id="r-7", sampling=GREEDY, stop={"ignore_eos": True}
+            text="abcabc", gamma=2, max_tokens=400, request_id="r-7", sampling=GREEDY, stop={"ignore_eos": True}
         )
         with coordinator.connected() as stub:
             call = stub.Generate(
