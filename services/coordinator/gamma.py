@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import statistics
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +13,10 @@ import numpy as np
 
 from services.coordinator.costs import RoundCosts
 from services.coordinator.keeping import Floats, KeepRates, SessionKeeping
+from services.coordinator.trials import Trials, Turn
 from services.coordinator.types import Round
+
+log = logging.getLogger(__name__)
 
 # What is asked for before anything is known: enough for a line through what drafts cost.
 _FIRST = 4
@@ -20,6 +25,8 @@ _BURST = 3
 # What that one may take and be no different, in rounds with drafts. The median of so many such rounds is believed.
 _USUAL = 1.5
 _WAKINGS = 9
+# Rounds of each session in a trial of drafts where several run.
+_TRIAL = 24
 # Rounds at gamma 0 between two in which a session looks what pays, at most.
 _MOST_REST = 7
 # Share of the time that may be lost to rounds run only to learn.
@@ -104,9 +111,17 @@ class Speculation:
     """
 
     def __init__(self, max_gamma: int, running: Callable[[], int] = lambda: 0) -> None:
-        """Know nothing; see `RoundCosts`."""
+        """Know nothing.
+
+        Args:
+            max_gamma: Most drafts in a round.
+            running: Tells how many requests are running.
+        """
         self.max_gamma = max_gamma
         self.costs = RoundCosts(max_gamma)
+        self._running = running
+        # By powers of two of the requests that run.
+        self._trials: dict[int, Trials] = {}
         self.rates = KeepRates(max_gamma)
         self._credit_s = 0.0
         self._rounds = 0
@@ -121,6 +136,28 @@ class Speculation:
     def is_trying(self) -> bool:
         """Whether another gamma than the best is being tried."""
         return self._rounds < self._probe_until
+
+    def turn(self) -> Turn | None:
+        """Begin a round's part in the comparison of drafts with none, for all who share passes; None for one alone.
+
+        What each takes to pay for itself may not pay for all: who drafts comes back later than who does not, and passes
+        of all fall apart into passes of few, for which the others wait. So where requests run together, drafting, as
+        each thinks best, is compared with nobody's drafting by the time that a token takes.
+        """
+        load = self._running().bit_length()
+        if load < 2:
+            return None
+        if load not in self._trials:
+            told = functools.partial(_tell, 2 ** (load - 1))
+            self._trials[load] = Trials(_TRIAL, told, alike=2 ** (load - 1))
+        return self._trials[load].begin()
+
+    def end(self, turn: Turn, done: Round) -> None:
+        """Learn what a round took of which `turn` was the beginning."""
+        trials = self._trials.get(self._running().bit_length())
+        # The first takes the prompt in.
+        if trials is not None and done.index:
+            trials.end(turn, done.total_s, done.decision.accepted + 1)
 
     @property
     def waking_s(self) -> float:
@@ -208,6 +245,13 @@ class Speculation:
         return options._replace(seconds=least_s)
 
 
+def _tell(running: int, drafts: bool, with_s: float, without_s: float) -> None:
+    log.info(
+        "%d requests or more at a time %s: a token takes %.2f ms with drafts, %.2f ms without",
+        *(running, "draft" if drafts else "do not draft", with_s * 1e3, without_s * 1e3),
+    )
+
+
 class AdaptiveGamma:
     """The gamma that promises most tokens a second, E[tokens | gamma] / seconds(gamma), chosen anew for each round.
 
@@ -226,6 +270,7 @@ class AdaptiveGamma:
         # Rounds that are still run at gamma 0 without a look; that were since the last; looks in a row that chose 0.
         self._rest, self._rested, self._looks = 0, 0, 0
         self._looked = True
+        self._turn: Turn | None = None
 
     @property
     def stop_below(self) -> float:
@@ -234,9 +279,13 @@ class AdaptiveGamma:
 
     def choose(self, room: int) -> int:
         """Return gamma for the next round, at most `room`."""
-        self.primes = False
+        self.primes, self._turn = False, None
         limit = min(room, self._speculation.max_gamma)
         if limit <= 0:
+            return 0
+        self._turn = self._speculation.turn()
+        if self._turn is not None and not self._turn.other:
+            self._looked = False
             return 0
         self._looked = self.primes = not self._rest or self._speculation.is_trying
         if not self._looked:
@@ -267,6 +316,8 @@ class AdaptiveGamma:
     def observe(self, done: Round) -> None:
         """Learn from a round that is over."""
         self._primed = self.primes
+        if self._turn is not None:
+            self._speculation.end(self._turn, done)
         if not self._looked and not done.gamma:
             self._rested += 1
             self._speculation.rest(done)
