@@ -23,7 +23,7 @@ from services.coordinator.admission import Admission
 from services.coordinator.answer import Answer, Finish, Piece
 from services.coordinator.clients import DraftSession, FeatureRelay, TargetSession, session_start
 from services.coordinator.config import CoordinatorSettings
-from services.coordinator.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, Speculation
+from services.coordinator.gamma import AdaptiveGamma, FixedGamma, GammaPolicy
 from services.coordinator.heads import RowHeads
 from services.coordinator.instruments import Estimate, Instruments
 from services.coordinator.loop import Rounds
@@ -32,6 +32,7 @@ from services.coordinator.overlap import FixedOverlap, overlap_policy
 from services.coordinator.ports import TargetChangedError, TargetFullError, TargetUnavailableError
 from services.coordinator.request import Target, check_request_id, feature_room, plan, whole_rows
 from services.coordinator.request_metrics import RequestClock
+from services.coordinator.speculation import Speculation
 from services.coordinator.stats import speculation_stats
 from services.coordinator.types import Plan, Round
 from services.coordinator.workers import Workers

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.common.specdec.types import Decision, Origin
-from services.coordinator.gamma import AdaptiveGamma, Speculation
+from services.coordinator.gamma import AdaptiveGamma
+from services.coordinator.speculation import Speculation
 from services.coordinator.types import Call, Round
 
 Keep = Callable[[int], float]

@@ -9,8 +9,9 @@ import pytest
 
 from services.common.specdec.types import Decision, Origin
 from services.coordinator.costs import CostCurve, RoundCosts
-from services.coordinator.gamma import AdaptiveGamma, Speculation
+from services.coordinator.gamma import AdaptiveGamma
 from services.coordinator.keeping import KeepRates, SessionKeeping
+from services.coordinator.speculation import Speculation
 from services.coordinator.types import Call, Round
 from tests.coordinator.rounds_simulated import Simulation, World
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from services.common.specdec.types import Decision, Origin
-from services.coordinator.gamma import AdaptiveGamma, Speculation
+from services.coordinator.gamma import AdaptiveGamma
+from services.coordinator.speculation import Speculation
 from services.coordinator.types import Call, Round
 
 

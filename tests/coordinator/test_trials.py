@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from services.coordinator.gamma import AdaptiveGamma, Speculation
+from services.coordinator.gamma import AdaptiveGamma
+from services.coordinator.speculation import Speculation
 from services.coordinator.trials import Trials
 from services.coordinator.types import Call
 from tests.coordinator.test_gamma import done
