@@ -69,7 +69,7 @@ class AdaptiveGamma:
         self._rest, self._rested, self._looks = 0, 0, 0
         self._looked = True
         self._trials: Trials | None = None
-        self._turn = Turn(other=True, trial=0)
+        self._turn, self._turn_is_over = Turn(other=True, trial=0), True
 
     @property
     def stop_below(self) -> float:
@@ -78,13 +78,16 @@ class AdaptiveGamma:
 
     def choose(self, room: int) -> int:
         """Return gamma for the next round, at most `room`."""
-        self.primes, self._trials = False, None
+        self.primes = False
         limit = min(room, self._speculation.max_gamma)
         if limit <= 0:
             return 0
-        self._trials = self._speculation.trials()
-        if self._trials is not None:
-            self._turn = self._trials.begin()
+        trials, before = self._speculation.trials(), self._trials
+        self._trials = trials
+        if trials is not None:
+            if self._turn_is_over or trials is not before:
+                # Drafting that runs ahead chooses within a round: that begins no other.
+                self._turn, self._turn_is_over = trials.begin(), False
             if not self._turn.other:
                 # Now and then what such a round takes is learned.
                 self._looked = self._rested >= _MOST_REST
@@ -118,8 +121,9 @@ class AdaptiveGamma:
     def observe(self, done: Round) -> None:
         """Learn from a round that is over."""
         self._primed = self.primes
-        if self._trials is not None and done.index:
-            # The first round takes the prompt in.
+        self._turn_is_over = True
+        # The first round takes the prompt in. Drafts that ran ahead may come from before the trial.
+        if self._trials is not None and done.index and (self._turn.other or not done.gamma):
             self._trials.end(self._turn, done.total_s, done.decision.accepted + 1)
         if not self._looked and not done.gamma:
             self._rested += 1

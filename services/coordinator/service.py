@@ -154,12 +154,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         overlap = self._overlap if todo.may_adapt else FixedOverlap(False)
 
         def alone_s() -> float | None:
-            return None if speculation is None else speculation.costs.alone_s
+            return None if speculation is None else speculation.alone_s
 
         observer = RequestObserver(span, self._instruments, alone_s)
         rounds = Rounds(todo, answer, gamma, overlap, drafter, verifier, observer)
         # The last is closed first. Each gives its call up before it waits: a second cancellation leaves none open.
         async with contextlib.AsyncExitStack() as closing:
+            if speculation is not None:
+                speculation.sharing += 1
+                closing.callback(speculation.leave)
             if drafter is not None:
                 closing.push_async_callback(drafter.close)
             closing.push_async_callback(verifier.close)

@@ -69,6 +69,7 @@ class Speculation:
         max_gamma: Most drafts in a round.
         costs: Of a round.
         rates: Of keeping drafts.
+        sharing: Requests that share this, and run now.
     """
 
     def __init__(self, max_gamma: int, running: Callable[[], int] = lambda: 0) -> None:
@@ -80,9 +81,10 @@ class Speculation:
         """
         self.max_gamma = max_gamma
         self.costs = RoundCosts(max_gamma)
+        self.sharing = 0
         self._running = running
-        # By powers of two of the requests that run.
-        self._trials: dict[int, Trials] = {}
+        # By powers of two of the requests that run, and of those of them that share this.
+        self._trials: dict[tuple[int, int], Trials] = {}
         self.rates = KeepRates(max_gamma)
         self._credit_s = 0.0
         self._rounds = 0
@@ -105,13 +107,28 @@ class Speculation:
         apart into passes of few, for which the others wait. So where requests run together, drafting, as each thinks
         best, is compared with nobody's drafting by the time that a token takes.
         """
-        load = self._running().bit_length()
-        if load < 2:
+        running, sharing = self._load
+        if running < 2:
             return None
-        if load not in self._trials:
-            least = 2 ** (load - 1)
-            self._trials[load] = Trials(_TRIAL, functools.partial(_tell, least), alike=least)
-        return self._trials[load]
+        if (running, sharing) not in self._trials:
+            told = functools.partial(_tell, 2 ** (running - 1))
+            self._trials[running, sharing] = Trials(_TRIAL, told, alike=2 ** (sharing - 1))
+        return self._trials[running, sharing]
+
+    @property
+    def alone_s(self) -> float | None:
+        """What a token takes now where nobody drafts; None until that is known."""
+        trials = self._trials.get(self._load)
+        usual_s = trials.usual_s if trials is not None else None
+        return self.costs.alone_s if usual_s is None else usual_s
+
+    @property
+    def _load(self) -> tuple[int, int]:
+        return self._running().bit_length(), max(1, self.sharing).bit_length()
+
+    def leave(self) -> None:
+        """Know of a request that it is over."""
+        self.sharing -= 1
 
     @property
     def waking_s(self) -> float:

@@ -61,6 +61,12 @@ class Trials:
         self._rest = _REST_FIRST
         self._is_rest = False
 
+    @property
+    def usual_s(self) -> float | None:
+        """Seconds of a unit the usual way; None where that is not known."""
+        usual = self._means[False]
+        return usual.value if usual.count else None
+
     def begin(self) -> Turn:
         """Begin a turn."""
         if self._left <= 0:
@@ -85,7 +91,7 @@ class Trials:
     def _next_trial(self) -> None:
         self._trial += 1
         self._ended = 0
-        if self._is_rest or not self._means[not self._other].count:
+        if self._is_rest or not all(mean.count for mean in self._means.values()):
             self._other = not self._other
             self._left, self._is_rest = self._turns, False
             self._means[self._other].carry(_CARRIED * self._alike)
@@ -116,16 +122,17 @@ class _Mean:
             seconds = min(seconds, _CLIP * self._seconds / self.count)
         if self.count >= self._memory:
             self._fade(1 - 1 / self._memory)
+        before = seconds - self.value * units
         self.count += 1
         self._seconds += seconds
         self._units += units
-        off = seconds - self.value * units
-        self._squares += off * off
+        self._squares += before * (seconds - self.value * units)
 
     def carry(self, count: float) -> None:
         """Let what is known count for little beside what comes."""
         if self.count > count:
             self._fade(count / self.count)
+            self.count = count
 
     def is_clearly_above(self, other: _Mean, alike: int) -> bool:
         """Tell whether it is higher, by more than chance makes likely."""

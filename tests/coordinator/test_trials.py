@@ -8,7 +8,7 @@ import pytest
 
 from services.coordinator.gamma import AdaptiveGamma
 from services.coordinator.speculation import Speculation
-from services.coordinator.trials import Trials
+from services.coordinator.trials import Trials, Turn
 from services.coordinator.types import Call
 from tests.coordinator.test_gamma import done
 
@@ -36,6 +36,16 @@ def test_the_way_that_takes_less_for_a_unit_is_taken(seed: int, units: int, alik
     assert share_of_other(1.0, 1.25, units, seed, alike) < 0.2
 
 
+def test_a_trial_in_which_nothing_ended_decides_nothing() -> None:
+    changes: list[bool] = []
+    trials = Trials(24, lambda is_other, *_: changes.append(is_other))
+    for _ in range(1_000):
+        turn = trials.begin()
+        if not turn.other:
+            trials.end(turn, 0.05)
+    assert changes == []
+
+
 def tokens_a_second(running: int, drafted_s: float, rounds: int = 6_000) -> tuple[float, float]:
     """Return tokens a second over those without drafts, and the share of rounds with drafts, of so many requests.
 
@@ -43,6 +53,7 @@ def tokens_a_second(running: int, drafted_s: float, rounds: int = 6_000) -> tupl
     it costs the others is in nobody's account. Two drafts of three are kept.
     """
     speculation = Speculation(3, lambda: running)
+    speculation.sharing = running
     policies = [AdaptiveGamma(speculation) for _ in range(running)]
     tokens, spent_s, drafted = 0, 0.0, 0
     for index in range(rounds // running):
@@ -71,3 +82,23 @@ def test_where_requests_run_together_drafts_have_to_pay_for_all(running: int) ->
 def test_one_alone_is_not_held_back() -> None:
     _, drafted = tokens_a_second(1, 0.06)
     assert drafted > 0.9
+
+
+def test_drafting_that_runs_ahead_begins_no_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It chooses the next gamma while a round is still being verified; a round is one turn."""
+    begun: list[Turn] = []
+    begin = Trials.begin
+
+    def counted(trials: Trials) -> Turn:
+        begun.append(begin(trials))
+        return begun[-1]
+
+    monkeypatch.setattr(Trials, "begin", counted)
+    speculation = Speculation(3, lambda: 4)
+    speculation.sharing = 4
+    policy = AdaptiveGamma(speculation)
+    for index in range(300):
+        gamma = policy.choose(1_000)
+        policy.choose(1_000)
+        policy.observe(done(gamma, min(2, gamma), index=index))
+    assert len(begun) == 300
