@@ -127,7 +127,7 @@ def need_both_pools(paceline: Paceline) -> None:
         with coordinator.connected() as stub, contextlib.ExitStack() as stack:
             # Of one length: a range that one has left is then as good as any to the next.
             for seed in range(2):
-                call = stub.Generate(request(0, gamma=3, seed=seed, max_tokens=POOL_TOKENS), timeout=20)
+                call = stub.Generate(request(0, gamma=3, seed=seed, max_tokens=POOL_TOKENS), timeout=100)
                 stack.callback(call.cancel)
                 next(iter(call))
 
