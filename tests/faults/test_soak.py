@@ -28,7 +28,7 @@ EARLY, LATE = slice(200, 300), slice(500, 600)
 # target is caught. What is allowed is the allocators' unrest: .5 MiB, 1.8 in one run of the draft's.
 MOST_GROWTH_MIB = {"target": 1.5, "draft": 2.0, "coordinator": 1.5}
 # 8,192 tokens of 256 bytes in the target, all of which have soon been written to, so that all is resident early.
-POOL = ("--dtype", "float32", "--kv-cache-memory", "2MiB", "--session-wait-s", "60")
+POOL = ("--dtype", "float32", "--kv-cache-memory", "2MiB", "--session-wait-s", "90")
 POOL_TOKENS = 3_900
 # Bounded too, but growing for longer than this takes: an arena a thread, and what torch prepares for products of every
 # new shape and keeps, 1,024 of them, some 150 MiB.
@@ -122,7 +122,11 @@ async def soak(paceline: Paceline, sessions: range) -> dict[str, list[float]]:
 
 
 def need_both_pools(paceline: Paceline) -> None:
-    """Be admitted at the target with a session that fits only if it has the pool almost to itself, twice over."""
+    """Be admitted at the target with a session that fits only if it has the pool almost to itself, twice over.
+
+    In more than the time after which a session that is asked nothing lends its range: one whose client has left in mid-text
+    has been seen to hold it for that long.
+    """
     for coordinator in paceline.coordinators:
         with coordinator.connected() as stub, contextlib.ExitStack() as stack:
             # Of one length: a range that one has left is then as good as any to the next.
