@@ -124,8 +124,8 @@ async def soak(paceline: Paceline, sessions: range) -> dict[str, list[float]]:
 def need_both_pools(paceline: Paceline) -> None:
     """Be admitted at the target with a session that fits only if it has the pool almost to itself, twice over.
 
-    In more than the time after which a session that is asked nothing lends its range: one whose client has left in mid-text
-    has been seen to hold it for that long.
+    In more than the time after which a session that is asked nothing lends its range: one whose client has left in
+    mid-text has been seen to hold it for that long.
     """
     for coordinator in paceline.coordinators:
         with coordinator.connected() as stub, contextlib.ExitStack() as stack:
