@@ -87,11 +87,6 @@ class Gathering:
         self._once_s += _GAIN * (seconds * self._shape.share_once(positions) - self._once_s)
         self._since_s = None
 
-    @property
-    def expected(self) -> int:
-        """Sessions that are known."""
-        return len(self._returns)
-
     def left(self, session: Hashable, now_s: float) -> None:
         """Note that a session has what it asked for, and will ask again."""
         known = self._returns.setdefault(session, _Return(now_s))
