@@ -24,7 +24,7 @@ _BURST = 3
 _USUAL = 1.5
 _WAKINGS = 9
 # Rounds of each session in a trial of drafts where several run.
-_TRIAL = 24
+_TRIAL = 16
 # Share of the time that may be lost to rounds run only to learn.
 _SHARE = 0.01
 # Tries that the account holds at most.

@@ -10,15 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-# The better way is kept for this many trials before the other is tried again, twice as many each time it has won.
+# The better way is kept for this many trials before the other is tried again, twice as many each time it has won, and
+# four times as many where that was clear.
 _REST_FIRST, _REST_MOST = 2, 32
 # Turns that a mean remembers, and what the mean of an earlier trial counts for when the next one begins.
 _MEMORY: Final = 128
 _CARRIED: Final = 8
 # A turn with a stall in it counts as no more than so many means.
 _CLIP: Final = 2.0
-# The other way has to be worth the change.
+# The other way has to be worth the change, and its gain no accident: so many standard errors. From it to the usual way
+# a change needs no such proof.
 _LEAST_GAIN: Final = 0.02
+_LIKELY: Final = 1.0
 # A trial ends early, after so many turns at least, where its way is slower by so many standard errors: on two cores
 # that draft and target share, running ahead makes a round a fifth longer, which needs no whole trial to be seen.
 _TRIAL_LEAST: Final = 8
@@ -84,7 +87,7 @@ class Trials:
         if (
             not self._is_rest
             and self._ended >= _TRIAL_LEAST * self._alike
-            and tried.is_clearly_above(unlike, self._alike)
+            and tried.is_above(unlike, _CLEAR, self._alike)
         ):
             self._left = 0
 
@@ -96,9 +99,14 @@ class Trials:
             self._left, self._is_rest = self._turns, False
             self._means[self._other].carry(_CARRIED * self._alike)
             return
-        other_s, usual_s = self._means[True].value, self._means[False].value
-        is_better = other_s < (1 - _LEAST_GAIN) * usual_s
-        self._rest = min(2 * self._rest, _REST_MOST) if is_better == self._is_better else _REST_FIRST
+        other, usual = self._means[True], self._means[False]
+        other_s, usual_s = other.value, usual.value
+        is_better = other_s < (1 - _LEAST_GAIN) * usual_s and (
+            self._is_better or usual.is_above(other, _LIKELY, self._alike)
+        )
+        better, worse = (other, usual) if is_better else (usual, other)
+        longer = 4 if worse.is_above(better, _CLEAR, self._alike) else 2
+        self._rest = min(longer * self._rest, _REST_MOST) if is_better == self._is_better else _REST_FIRST
         if is_better != self._is_better:
             self._on_change(is_better, other_s, usual_s)
         self._is_better = self._other = is_better
@@ -134,12 +142,12 @@ class _Mean:
             self._fade(count / self.count)
             self.count = count
 
-    def is_clearly_above(self, other: _Mean, alike: int) -> bool:
-        """Tell whether it is higher, by more than chance makes likely."""
+    def is_above(self, other: _Mean, errors: float, alike: int) -> bool:
+        """Tell whether it is higher by more than so many standard errors."""
         if min(self.count, other.count) < _TRIAL_LEAST * alike:
             return False
         squared_error = alike * (self._squared_error() + other._squared_error())
-        return self.value - other.value > _CLEAR * math.sqrt(squared_error)
+        return self.value - other.value > errors * math.sqrt(squared_error)
 
     def _squared_error(self) -> float:
         return self._squares / (self._units * self._units)
