@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from services.common.engine import compiled
+from services.common.engine import compiled, saved_graphs
 from services.common.engine.compiled import MOST_TOKENS, CompiledForward
 from services.common.engine.draft_loading import load_draft
 from services.common.engine.model import LoadOptions
 from services.common.engine.runner import Feed, ModelRunner
+from services.common.engine.saved_graphs import SavedGraphs
 from services.common.engine.served_draft import Given, ServedDraft
 from tests.support.drafts import make_tiny_draft
 from tests.support.engines import Library, StartEngine, assert_close, evaluate, load, random_tokens, runner_of
@@ -84,6 +85,69 @@ def test_compiled_passes_are_the_eager_ones(runners: tuple[ModelRunner, ModelRun
                 assert_close(ours, theirs)
 
 
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a graph is compiled."""
+
+    def fail(*_args: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(compiled, "_compile", fail)
+
+
+@pytest.mark.slow
+def test_the_next_start_loads_what_was_compiled(
+    runners: tuple[ModelRunner, ModelRunner], llama_folder: Path, no_compiler: None
+) -> None:
+    eager, _ = runners
+    started_again = ModelRunner(load(llama_folder))
+    started_again.prepare(_SIZE)
+    started_again.compile()
+    assert started_again.compiled
+    for feeds in passes():
+        for ours, theirs in zip(run(started_again, feeds), run(eager, feeds), strict=True):
+            assert len(ours) == len(theirs)
+            if len(ours):
+                assert_close(ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["weights", "features", "code"])
+def test_a_graph_is_of_one_model_and_one_code(
+    runners: tuple[ModelRunner, ModelRunner],
+    llama_folder: Path,
+    tmp_path: Path,
+    no_compiler: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    change: str,
+) -> None:
+    folder = make_tiny(tmp_path / "other", ARCHITECTURES["llama"](), seed=9) if change == "weights" else llama_folder
+    if change == "code":
+        monkeypatch.setattr(saved_graphs, "_code", lambda _model: ["another"])
+    runner = ModelRunner(load(folder), (1, 2) if change == "features" else ())
+    runner.prepare(_SIZE)
+    runner.compile()
+    assert not runner.compiled
+    assert "compiled again" in caplog.text
+
+
+def test_a_file_that_is_no_graph_is_compiled_anew_and_what_cannot_be_saved_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    graphs = SavedGraphs(tmp_path, torch.nn.Linear(2, 2), {})
+    assert graphs.load("one", {}) is None
+    assert caplog.text == ""
+    graphs.save("one", torch.zeros)
+    assert "the compiled graph is not kept: AttributeError" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    graphs._path("one").parent.mkdir()
+    graphs._path("one").write_bytes(b"half a")
+    assert graphs.load("one", {}) is None
+    assert "one.graph cannot be used: UnpicklingError" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("feeds", [[Feed(100, 3, [5], 1)], [Feed(100, 3, [5, 6, 7], 1), Feed(200, 0, [8, 9], 2)]])
 def test_only_the_places_of_the_fed_tokens_are_written(
@@ -117,10 +181,22 @@ def test_other_architectures(tmp_path: Path, cache: None, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("feature_layers", [(1, 2), ()], ids=["fed", "tokens"])
-def test_a_trained_draft(llama_folder: Path, tmp_path: Path, cache: None, feature_layers: tuple[int, ...]) -> None:
+def test_a_trained_draft(
+    llama_folder: Path,
+    tmp_path: Path,
+    cache: None,
+    monkeypatch: pytest.MonkeyPatch,
+    feature_layers: tuple[int, ...],
+) -> None:
     """Its states are those of each pass: given, its own, and of other places than when it was compiled."""
     folder = make_tiny_draft(tmp_path / "draft", llama_folder, layers=(0, 1), feature_layers=feature_layers, window=20)
     options = LoadOptions(str(folder), dtype="float32", device="cpu", threads=1)
+    first = ModelRunner(load_draft(options))
+    first.prepare(_SIZE)
+    first.compile()
+    assert first.compiled
+    monkeypatch.setattr(compiled, "_compile", None)
+    # Loaded, and no worse for it.
     models = [load_draft(options) for _ in range(2)]
     eager, compiled_one = (ModelRunner(loaded) for loaded in models)
     for runner in (eager, compiled_one):
@@ -166,6 +242,13 @@ async def test_two_compiled_engines_in_one_process_keep_apart(
         assert_close(await evaluate(session, len(tokens) - 1, tokens[-1:]), Library(folder).logits(tokens, 1))
 
 
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let nothing be found that was compiled before."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("empty_cache")
 @pytest.mark.parametrize(
     "error", [RuntimeError("no C++ compiler was found\nand a long story"), NotImplementedError("a kind of layer")]
 )
@@ -191,6 +274,7 @@ async def test_what_cannot_be_compiled_is_served_eager_and_the_reason_logged(
     assert_close(await evaluate(await engine.open(50), 0, tokens, 3), library.logits(tokens, 3))
 
 
+@pytest.mark.usefixtures("empty_cache")
 async def test_a_compiled_forward_that_computes_something_else_is_not_used(
     llama_folder: Path,
     library: Library,

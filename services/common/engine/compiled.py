@@ -1,8 +1,8 @@
 """A model's forward compiled by torch.compile: norms, rotations and activations fused, no Python between them.
 
-There are two graphs, of one token and of any other number. Attention and the packed projections stay what they are,
-behind operators that the compiler does not look into. Python objects cannot enter a graph: the operators find the pass
-that runs where `CompiledForward` has left it for its thread.
+There are two graphs, of one token and of any other number, saved for the next start. Attention and the packed
+projections stay what they are, behind operators that the compiler does not look into. Python objects cannot enter a
+graph: the operators find the pass that runs where `CompiledForward` has left it for its thread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from services.common.engine.features import FeaturePool
 from services.common.engine.kv_pool import KvPool
 from services.common.engine.model import LoadedModel
 from services.common.engine.projections import Project, Projection
+from services.common.engine.saved_graphs import Graph, SavedGraphs
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +161,7 @@ class CompiledForward:
         keeps_logits: bool,
         features: FeaturePool | None = None,
     ) -> None:
-        """Compile; the model itself is left as it was. Takes a minute or so, twice that the first time.
+        """Load the graphs, or compile them, which takes a minute or so; the model itself is left as it was.
 
         Args:
             loaded: The model; its attention is `packed_attention` over the pool.
@@ -171,19 +173,28 @@ class CompiledForward:
         Raises:
             Exception: Of many kinds, where there is no compiler or the model cannot be compiled as a whole.
         """
-        _choose_cache()
+        cache = _chosen_cache()
         forward = _forward(loaded.model, cache_argument, keeps_logits)
         self._pool = pool
         self._features = features
-        self._graphs: dict[bool, Callable[..., torch.Tensor]] = {}
         with _dressed(loaded.model, features) as self._projects:
-            for several in (False, True):
-                started_s = time.perf_counter()
-                self._graphs[several] = _compile(forward, _example(several, loaded.device), several)
-                log.info(
-                    "passes of %s compiled in %.1f s",
-                    *("several tokens" if several else "one token", time.perf_counter() - started_s),
-                )
+            saved = SavedGraphs(
+                cache / "graphs",
+                loaded.model,
+                {
+                    "weights": loaded.weights_hash,
+                    "dtype": loaded.dtype,
+                    "device": loaded.device.type,
+                    "config": loaded.model.config.to_json_string(),
+                    "cache": cache_argument,
+                    "keeps_logits": keeps_logits,
+                    "features": features.layers if features is not None else (),
+                    "packed": len(self._projects),
+                },
+            )
+            self._graphs: dict[bool, Graph] = {
+                several: _graph(saved, forward, several, loaded.device) for several in (False, True)
+            }
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, segments: Sequence[attention.Segment]
@@ -205,14 +216,27 @@ class CompiledForward:
         return self._graphs[several](ids, positions, keep)[:rows]
 
 
-def _choose_cache() -> None:
-    """Let compiled code lie with what else Paceline keeps, unless the user has chosen another folder."""
+def _graph(saved: SavedGraphs, forward: Callable[..., torch.Tensor], several: bool, device: torch.device) -> Graph:
+    """Return the graph that an earlier start has saved, or a new one."""
+    name, started_s = "several" if several else "one", time.perf_counter()
+    if (graph := saved.load(name, forward.__globals__)) is not None:
+        came = "loaded"
+    else:
+        graph, came = _compile(forward, _example(several, device), several), "compiled"
+        saved.save(name, graph)
+    log.info("passes of %s token%s %s in %.1f s", name, "s" * several, came, time.perf_counter() - started_s)
+    return graph
+
+
+def _chosen_cache() -> Path:
+    """Let compiled code lie with what else Paceline keeps, unless the user has chosen another folder; return which."""
     # A private name: where torch lacks it, there are no compiled passes.
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     # torch has set its default when it was imported: a temporary folder.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(paceline_home() / "compiled")
+    return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
 
 def _forward(model: PreTrainedModel, cache_argument: str, keeps_logits: bool) -> Callable[..., torch.Tensor]:
@@ -272,10 +296,10 @@ def _example(several: bool, device: torch.device) -> list[torch.Tensor]:
     return inputs
 
 
-def _compile(forward: Callable[..., torch.Tensor], example: list[torch.Tensor], several: bool) -> Callable[..., Any]:
+def _compile(forward: Callable[..., torch.Tensor], example: list[torch.Tensor], several: bool) -> Graph:
     # A copy: torch takes out what it has read.
     options = dict(_OPTIONS)
     compiled: Any = torch.compile(forward, fullgraph=True, dynamic=None if several else False, options=options)
     # Unlike a call, this never compiles again behind a pass's back.
-    graph: Callable[..., Any] = compiled.aot_compile((tuple(example), {}))
+    graph: Graph = compiled.aot_compile((tuple(example), {}))
     return graph
