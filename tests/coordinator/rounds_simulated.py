@@ -21,6 +21,26 @@ from services.coordinator.types import Call, Round
 Keep = Callable[[int], float]
 
 
+def done(gamma: int, accepted: int, **fields: object) -> Round:
+    """Return a round that is over, with so many of its drafts kept."""
+    decision = Decision((0,) * (accepted + 1), accepted, min(accepted + 1, gamma), Origin.RESIDUAL)
+    values = {
+        "index": 1,
+        "gamma": gamma,
+        "proposed": gamma,
+        "decision": decision,
+        "tokens": decision.tokens,
+        "finish": None,
+        "degraded": "",
+        "draft": Call(elapsed_s=0.01 * gamma),
+        "target": Call(elapsed_s=0.02, batch_size=1, pass_tokens=gamma + 1),
+        "start_s": 0.0,
+        "total_s": 0.02 + 0.01 * gamma,
+        "accept_s": 0.0,
+    }
+    return Round(**(values | fields))  # type: ignore[arg-type]
+
+
 @dataclass
 class World:
     """What is true, and may be changed between two rounds.

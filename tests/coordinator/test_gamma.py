@@ -7,13 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.common.specdec.types import Decision, Origin
-from services.coordinator.costs import CostCurve, RoundCosts
 from services.coordinator.gamma import AdaptiveGamma
-from services.coordinator.keeping import KeepRates, SessionKeeping
 from services.coordinator.speculation import Speculation
-from services.coordinator.types import Call, Round
-from tests.coordinator.rounds_simulated import Simulation, World
+from services.coordinator.types import Call
+from tests.coordinator.rounds_simulated import Simulation, World, done
 
 PASS_S = 0.02
 # The constants of what is tested were chosen on other seeds, from 100 on.
@@ -276,25 +273,6 @@ def test_a_load_that_changes_is_followed_within_20_rounds() -> None:
     assert np.mean(np.abs(errors)) < 0.25, "what it takes without drafts is known, though only drafts were timed before"
 
 
-def done(gamma: int, accepted: int, **fields: object) -> Round:
-    decision = Decision((0,) * (accepted + 1), accepted, min(accepted + 1, gamma), Origin.RESIDUAL)
-    values = {
-        "index": 1,
-        "gamma": gamma,
-        "proposed": gamma,
-        "decision": decision,
-        "tokens": decision.tokens,
-        "finish": None,
-        "degraded": "",
-        "draft": Call(elapsed_s=0.01 * gamma),
-        "target": Call(elapsed_s=0.02, batch_size=1, pass_tokens=gamma + 1),
-        "start_s": 0.0,
-        "total_s": 0.02 + 0.01 * gamma,
-        "accept_s": 0.0,
-    }
-    return Round(**(values | fields))  # type: ignore[arg-type]
-
-
 def usual(policy: AdaptiveGamma) -> int:
     """Return what is chosen most of the time: not every round is, some are run to learn."""
     chosen = []
@@ -327,106 +305,3 @@ def test_gamma_fits_in_the_room() -> None:
         policy.observe(done(8, 8))
     assert usual(policy) > 5
     assert policy.choose(3) <= 3
-
-
-def after_rounds(keeping: SessionKeeping, gamma: int, accepted: int, rounds: int) -> None:
-    for _ in range(rounds):
-        keeping.observe(gamma, gamma, accepted)
-
-
-def first_rate(keeping: SessionKeeping) -> float:
-    return float(keeping.reach[1])
-
-
-def test_an_untested_draft_teaches_nothing() -> None:
-    """Rounds that differ in drafts behind a rejection only leave the same estimates."""
-    each = [SessionKeeping(KeepRates(8)) for _ in range(2)]
-    for keeping, gamma in zip(each, (2, 8), strict=True):
-        after_rounds(keeping, gamma, accepted=1, rounds=40)
-    assert list(each[0].reach) == pytest.approx(list(each[1].reach), rel=1e-12)
-
-
-def test_a_round_that_asked_for_fewer_says_nothing_of_what_it_did_not_ask_for() -> None:
-    """Two of four are kept, then two of two: how much harder the third is than the first is known as before."""
-
-    def third() -> float:
-        return float(rates.survival[16, 3] / rates.survival[16, 2])
-
-    rates = KeepRates(4)
-    keeping = SessionKeeping(rates)
-    after_rounds(keeping, 4, accepted=2, rounds=64)
-    before = third()
-    assert before < 0.2
-    after_rounds(keeping, 2, accepted=2, rounds=64)
-    assert third() < before + 0.05
-
-
-def test_a_text_whose_drafts_are_easier_than_usual() -> None:
-    rates = KeepRates(4)
-    others = SessionKeeping(rates)
-    for _ in range(400):
-        after_rounds(others, 1, 0, rounds=1)
-        after_rounds(others, 1, 1, rounds=1)
-    keeping = SessionKeeping(rates)
-    assert first_rate(keeping) == pytest.approx(0.5, abs=0.05)
-    after_rounds(keeping, 1, accepted=1, rounds=30)
-    assert first_rate(keeping) > 0.9
-    assert first_rate(SessionKeeping(rates)) == pytest.approx(0.5, abs=0.1)
-
-
-def test_what_was_believed_for_long_is_dropped_where_a_few_rounds_contradict_it() -> None:
-    keeping = SessionKeeping(KeepRates(4))
-    after_rounds(keeping, 4, accepted=0, rounds=500)
-    assert first_rate(keeping) < 0.02
-    after_rounds(keeping, 4, accepted=4, rounds=4)
-    assert first_rate(keeping) > 0.85
-
-
-def test_costs_of_each_load_are_its_own() -> None:
-    costs = RoundCosts(8)
-
-    def run(one: Round) -> None:
-        costs.follow(one)
-        costs.observe(one, asked=one.gamma > 0)
-
-    for sessions, slope_s in ((1, 0.0), (8, 0.01)):
-        for gamma in [0, 1, 2, 4, 8] * 20:
-            call = Call(elapsed_s=0.02 + slope_s * gamma, batch_size=sessions, pass_tokens=sessions * (gamma + 1))
-            for _ in range(sessions):
-                run(done(gamma, 0, target=call, total_s=0.021 + (slope_s + 0.002) * gamma))
-    assert costs.price()[:3] == pytest.approx((0.021, 0.021, 0.012), rel=0.03, abs=4e-4)
-    for _ in range(12):
-        run(done(2, 0, target=Call(elapsed_s=0.02, batch_size=1, pass_tokens=3), total_s=0.025))
-    assert costs.price()[:3] == pytest.approx((0.021, 0.021, 0.002), rel=0.03, abs=4e-4)
-
-
-def test_a_line_and_what_is_not_on_it() -> None:
-    curve = CostCurve(9)
-    for n in [0, 1, 3, 6] * 60:
-        curve.observe(n, 0.010 if n == 0 else 0.02 + 0.001 * n)
-    assert curve.seconds[[0, 1, 6]] == pytest.approx([0.010, 0.021, 0.026], rel=0.06)
-
-
-def test_positions_that_are_free_up_to_a_point() -> None:
-    curve = CostCurve(9, slope=0.0)
-    for n in [0, 1, 2, 3, 4, 8] * 40:
-        curve.observe(n, 0.02 + 0.01 * max(0, n - 2))
-    assert curve.seconds[[0, 2, 3, 4, 8]] == pytest.approx([0.02, 0.02, 0.03, 0.04, 0.08], rel=0.1)
-
-
-@pytest.mark.parametrize("factor", [5.0, 0.2])
-def test_a_few_long_pauses_are_no_price_and_a_change_is(factor: float) -> None:
-    def expected(n: int) -> float:
-        return 0.001 + 0.004 * n
-
-    curve = CostCurve(9)
-    for n in [2, 5] * 20:
-        curve.observe(n, expected(n))
-    for _ in range(2):
-        curve.observe(5, 5 * expected(5))
-    curve.observe(5, expected(5))
-    assert curve.seconds[[1, 5, 8]] == pytest.approx([expected(1), expected(5), expected(8)], rel=0.3)
-    for _ in range(8):
-        curve.observe(5, factor * expected(5))
-    # Nor is this only known of what was measured since.
-    assert curve.seconds[[2, 5, 8]] == pytest.approx([factor * expected(n) for n in (2, 5, 8)], rel=0.15)

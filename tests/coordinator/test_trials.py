@@ -10,7 +10,7 @@ from services.coordinator.gamma import AdaptiveGamma
 from services.coordinator.speculation import Speculation
 from services.coordinator.trials import Trials, Turn
 from services.coordinator.types import Call
-from tests.coordinator.test_gamma import done
+from tests.coordinator.rounds_simulated import done
 
 
 def share_of_other(usual_s: float, other_s: float, units: int, seed: int, alike: int = 1, turns: int = 6_000) -> float:
