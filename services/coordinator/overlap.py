@@ -9,7 +9,9 @@ drafting costs may fall on the others.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, Protocol, TypeAlias
 
 from services.coordinator.trials import Trials, Turn
@@ -18,8 +20,10 @@ log = logging.getLogger(__name__)
 
 OverlapMode: TypeAlias = Literal["auto", "on", "off"]
 
-# Cycles of a trial: their mean is then known to some 3% where everything is kept in about half of them.
+# Cycles of a trial: their mean is then known to some 3% where everything is kept in about half of them. Where several
+# requests run, at least so many of each.
 _TRIAL: Final = 48
+_TRIAL_OF_EACH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,12 @@ class Cycle:
 
     Attributes:
         runs_ahead: Drafting goes on meanwhile.
-        turn: In the trials; None where there are none.
+        trials: Where it is compared; None where it is not,
+        turn: and as what.
     """
 
     runs_ahead: bool
+    trials: Trials | None = None
     turn: Turn | None = None
 
 
@@ -60,27 +66,41 @@ class FixedOverlap:
 
 
 class MeasuredOverlap:
-    """What takes less time, found by trying both in turn."""
+    """What takes less time, found by trying both in turn; at each load anew."""
 
-    def __init__(self) -> None:
-        self._trials = Trials(_TRIAL, _tell)
+    def __init__(self, running: Callable[[], int] = lambda: 1) -> None:
+        """Know nothing.
+
+        Args:
+            running: Tells how many requests are running.
+        """
+        self._running = running
+        # By powers of two of the requests that run.
+        self._trials: dict[int, Trials] = {}
 
     def begin(self) -> Cycle:
         """Begin a cycle."""
-        turn = self._trials.begin()
-        return Cycle(turn.other, turn)
+        load = max(1, self._running()).bit_length()
+        if load not in self._trials:
+            # Cycles of requests that share passes meet with the same accidents.
+            alike = 2 ** (load - 1)
+            self._trials[load] = Trials(max(_TRIAL // alike, _TRIAL_OF_EACH), partial(_tell, alike), alike)
+        trials = self._trials[load]
+        turn = trials.begin()
+        return Cycle(turn.other, trials, turn)
 
     def end(self, cycle: Cycle, spent_s: float) -> None:
         """Learn what a cycle took."""
-        if cycle.turn is not None:
-            self._trials.end(cycle.turn, spent_s)
+        if cycle.trials is not None and cycle.turn is not None:
+            cycle.trials.end(cycle.turn, spent_s)
 
 
-def overlap_policy(mode: OverlapMode) -> OverlapPolicy:
+def overlap_policy(mode: OverlapMode, running: Callable[[], int] = lambda: 1) -> OverlapPolicy:
     """Return the policy of a service, for those requests whose tokens may depend on the clock."""
-    return MeasuredOverlap() if mode == "auto" else FixedOverlap(mode == "on")
+    return MeasuredOverlap(running) if mode == "auto" else FixedOverlap(mode == "on")
 
 
-def _tell(runs_ahead: bool, ahead_s: float, alone_s: float) -> None:
+def _tell(running: int, runs_ahead: bool, ahead_s: float, alone_s: float) -> None:
     said = "runs ahead" if runs_ahead else "waits for its round"
-    log.info("drafting %s: a round takes %.2f ms ahead, %.2f ms else", said, ahead_s * 1e3, alone_s * 1e3)
+    told = "drafting %s with %d requests or more at a time: a round takes %.2f ms ahead, %.2f ms else"
+    log.info(told, said, running, ahead_s * 1e3, alone_s * 1e3)

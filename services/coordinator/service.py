@@ -62,10 +62,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._settings = settings
         self._workers = workers
         self._instruments = instruments
-        self._overlap = overlap_policy(settings.overlap)
         self._heads = RowHeads(settings.row_head) if settings.partial_rows else None
         self._speculation: dict[tuple[bool, VerificationMode, int], Speculation] = {}
         self._admission = Admission(settings.max_requests, instruments)
+        self._overlap = overlap_policy(settings.overlap, lambda: self._admission.running)
         instruments.watch_estimates(self._estimates)
 
     # A coroutine that writes, not a generator that yields: a generator suspended at a yield when the client cancels is

@@ -147,7 +147,7 @@ class _Mean:
         if min(self.count, other.count) < _TRIAL_LEAST * alike:
             return False
         squared_error = alike * (self._squared_error() + other._squared_error())
-        return self.value - other.value > errors * math.sqrt(squared_error)
+        return self.value - other.value > errors * math.sqrt(max(0.0, squared_error))
 
     def _squared_error(self) -> float:
         return self._squares / (self._units * self._units)

@@ -73,6 +73,30 @@ def test_a_cycle_that_lies_across_a_switch_tells_nothing() -> None:
     assert ahead / 6000 < 0.1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_known_for_each_load(seed: int) -> None:
+    """Eight requests in step, whose cycles meet with the same accidents: there it costs what pays one alone."""
+    running = 1
+    policy, rng = MeasuredOverlap(lambda: running), random.Random(seed)
+
+    def share(rounds: int) -> float:
+        ahead = 0
+        for _ in range(rounds):
+            noise = rng.lognormvariate(0, 0.2)
+            for _ in range(running):
+                cycle = policy.begin()
+                ahead += cycle.runs_ahead
+                policy.end(cycle, (pays if running == 1 else costs)(cycle.runs_ahead) * noise)
+        return ahead / rounds / running
+
+    share(3000)
+    running = 8
+    share(500)
+    assert share(1000) < 0.1
+    running = 1
+    assert share(1000) > 0.9
+
+
 def test_fixed() -> None:
     for mode, ahead in (("on", True), ("off", False)):
         policy = overlap_policy(mode)  # type: ignore[arg-type]

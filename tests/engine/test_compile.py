@@ -75,14 +75,18 @@ def run(runner: ModelRunner, feeds: Sequence[Feed]) -> list[torch.Tensor]:
         return runner.run(feeds)
 
 
-@pytest.mark.slow
-def test_compiled_passes_are_the_eager_ones(runners: tuple[ModelRunner, ModelRunner]) -> None:
-    eager, compiled_one = runners
+def assert_alike(compiled_one: ModelRunner, eager: ModelRunner) -> None:
     for feeds in passes():
         for ours, theirs, feed in zip(run(compiled_one, feeds), run(eager, feeds), feeds, strict=True):
             assert len(ours) == feed.rows
             if feed.rows:
                 assert_close(ours, theirs)
+
+
+@pytest.mark.slow
+def test_compiled_passes_are_the_eager_ones(runners: tuple[ModelRunner, ModelRunner]) -> None:
+    eager, compiled_one = runners
+    assert_alike(compiled_one, eager)
 
 
 @pytest.fixture
@@ -104,11 +108,7 @@ def test_the_next_start_loads_what_was_compiled(
     started_again.prepare(_SIZE)
     started_again.compile()
     assert started_again.compiled
-    for feeds in passes():
-        for ours, theirs in zip(run(started_again, feeds), run(eager, feeds), strict=True):
-            assert len(ours) == len(theirs)
-            if len(ours):
-                assert_close(ours, theirs)
+    assert_alike(started_again, eager)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_graph_is_of_one_model_and_one_code(
     caplog: pytest.LogCaptureFixture,
     change: str,
 ) -> None:
-    folder = make_tiny(tmp_path / "other", ARCHITECTURES["llama"](), seed=9) if change == "weights" else llama_folder
+    folder = make_tiny(tmp_path / "other", ARCHITECTURES["llama"](), seed=11) if change == "weights" else llama_folder
     if change == "code":
         monkeypatch.setattr(saved_graphs, "_code", lambda _model: ["another"])
     runner = ModelRunner(load(folder), (1, 2) if change == "features" else ())
@@ -130,6 +130,23 @@ def test_a_graph_is_of_one_model_and_one_code(
     runner.compile()
     assert not runner.compiled
     assert "compiled again" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_saved_graph_that_computes_something_else_is_compiled_anew(
+    runners: tuple[ModelRunner, ModelRunner],
+    llama_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runner = ModelRunner(load(llama_folder))
+    runner.prepare(_SIZE)
+    with monkeypatch.context() as patched:
+        patched.setattr(SavedGraphs, "load", lambda *_: lambda _ids, _at, keep: torch.zeros(len(keep), 4096))
+        runner.compile()
+    assert runner.compiled
+    assert "compiled anew, what was saved is of no use: ModelLoadError" in caplog.text
+    assert_alike(runner, runners[0])
 
 
 def test_a_file_that_is_no_graph_is_compiled_anew_and_what_cannot_be_saved_is_not(
@@ -142,10 +159,22 @@ def test_a_file_that_is_no_graph_is_compiled_anew_and_what_cannot_be_saved_is_no
     graphs.save("one", torch.zeros)
     assert "the compiled graph is not kept: AttributeError" in caplog.text
     assert list(tmp_path.iterdir()) == []
-    graphs._path("one").parent.mkdir()
-    graphs._path("one").write_bytes(b"half a")
+    assert graphs._folder is not None
+    graphs._folder.mkdir()
+    (graphs._folder / "one.graph").write_bytes(b"half a")
     assert graphs.load("one", {}) is None
     assert "one.graph cannot be used: UnpicklingError" in caplog.text
+    graphs.drop()
+    assert list(graphs._folder.iterdir()) == []
+
+
+def test_a_model_whose_code_is_in_no_file_is_compiled_each_time(tmp_path: Path) -> None:
+    module = type("Module", (torch.nn.Module,), {"__module__": "builtins"})()
+    graphs = SavedGraphs(tmp_path, module, {})
+    graphs.save("one", torch.zeros)
+    assert graphs.load("one", {}) is None
+    graphs.drop()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

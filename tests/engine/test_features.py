@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.common.engine import compiled
 from services.common.engine.draft_model import default_feature_layers
 from services.common.engine.engine import Engine
 from services.common.engine.features import FeaturePool
@@ -18,7 +19,7 @@ from services.common.specdec.errors import InvalidFieldError, StartupError
 from services.common.specdec.types import SamplingParams
 from services.target_worker.verifier import Verifier
 from tests.support.drafts import Trained, make_tiny_draft
-from tests.support.engines import StartEngine, load, random_tokens
+from tests.support.engines import StartEngine, load, random_tokens, runner_of
 from tests.support.models import ARCHITECTURES, make_tiny, make_tiny_llama
 
 LAYERS = (1, 2)
@@ -68,12 +69,15 @@ async def check_sessions(engine: Engine, trained: Trained) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-async def test_compiled_passes_keep_them_too(trained: Trained, tmp_path: Path, start_engine: StartEngine) -> None:
-    engine = await start_engine(make_tiny_llama(tmp_path / "target"), feature_layers=LAYERS, compile=True)
-    from tests.support.engines import runner_of
-
-    assert runner_of(engine).compiled
-    await check_sessions(engine, trained)
+async def test_compiled_passes_keep_them_too(
+    trained: Trained, tmp_path: Path, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    for _ in ("compiled", "loaded"):
+        engine = await start_engine(make_tiny_llama(tmp_path / "target"), feature_layers=LAYERS, compile=True)
+        assert runner_of(engine).compiled
+        await check_sessions(engine, trained)
+        monkeypatch.setattr(compiled, "_compile", None)
 
 
 async def test_what_cannot_be_asked_for_is_refused_by_name(tmp_path: Path, start_engine: StartEngine) -> None:

@@ -160,6 +160,8 @@ class CompiledForward:
         cache_argument: str,
         keeps_logits: bool,
         features: FeaturePool | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
         """Load the graphs, or compile them, which takes a minute or so; the model itself is left as it was.
 
@@ -169,6 +171,7 @@ class CompiledForward:
             cache_argument: What the model's forward calls its cache.
             keeps_logits: It has the argument `logits_to_keep`.
             features: Where its hidden states are kept, if they are.
+            anew: Compile, whatever has been saved.
 
         Raises:
             Exception: Of many kinds, where there is no compiler or the model cannot be compiled as a whole.
@@ -178,13 +181,12 @@ class CompiledForward:
         self._pool = pool
         self._features = features
         with _dressed(loaded.model, features) as self._projects:
-            saved = SavedGraphs(
+            self._saved = SavedGraphs(
                 cache / "graphs",
                 loaded.model,
                 {
                     "weights": loaded.weights_hash,
                     "dtype": loaded.dtype,
-                    "device": loaded.device.type,
                     "config": loaded.model.config.to_json_string(),
                     "cache": cache_argument,
                     "keeps_logits": keeps_logits,
@@ -192,9 +194,31 @@ class CompiledForward:
                     "packed": len(self._projects),
                 },
             )
-            self._graphs: dict[bool, Graph] = {
-                several: _graph(saved, forward, several, loaded.device) for several in (False, True)
-            }
+            self._graphs: dict[bool, Graph] = {}
+            self._compiled: list[bool] = []
+            for several in (False, True):
+                started_s = time.perf_counter()
+                graph = None if anew else self._saved.load(_name(several), forward.__globals__)
+                if graph is None:
+                    graph = _compile(forward, _example(several, loaded.device), several)
+                    self._compiled.append(several)
+                self._graphs[several] = graph
+                came = "compiled" if several in self._compiled else "loaded"
+                log.info("passes of %s %s in %.1f s", _name(several), came, time.perf_counter() - started_s)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a graph of it was saved by an earlier start."""
+        return len(self._compiled) < len(self._graphs)
+
+    def save(self) -> None:
+        """Save what has been compiled, for the next start."""
+        for several in self._compiled:
+            self._saved.save(_name(several), self._graphs[several])
+
+    def drop(self) -> None:
+        """Remove what has been saved."""
+        self._saved.drop()
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, segments: Sequence[attention.Segment]
@@ -216,16 +240,8 @@ class CompiledForward:
         return self._graphs[several](ids, positions, keep)[:rows]
 
 
-def _graph(saved: SavedGraphs, forward: Callable[..., torch.Tensor], several: bool, device: torch.device) -> Graph:
-    """Return the graph that an earlier start has saved, or a new one."""
-    name, started_s = "several" if several else "one", time.perf_counter()
-    if (graph := saved.load(name, forward.__globals__)) is not None:
-        came = "loaded"
-    else:
-        graph, came = _compile(forward, _example(several, device), several), "compiled"
-        saved.save(name, graph)
-    log.info("passes of %s token%s %s in %.1f s", name, "s" * several, came, time.perf_counter() - started_s)
-    return graph
+def _name(several: bool) -> str:
+    return "several-tokens" if several else "one-token"
 
 
 def _chosen_cache() -> Path:

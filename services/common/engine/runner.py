@@ -125,15 +125,26 @@ class ModelRunner:
         """Run small passes through a compiled forward from now on; where that cannot be, log why and go on without."""
         with torch.inference_mode():
             try:
-                arguments = self._cache_argument, self._keeps_logits, self.features
-                self._compiled = CompiledForward(self._loaded, self._ready(), *arguments)
-                self._check("compiled passes")
+                try:
+                    self._compile()
+                except Exception as error:
+                    if self._compiled is None or not self._compiled.is_loaded:
+                        raise
+                    log.warning("compiled anew, what was saved is of no use: %s", _reason(error))
+                    self._compiled.drop()
+                    self._compile(anew=True)
             # A compiler raises all kinds of exceptions, and no pass needs it.
             except Exception as error:
                 self._compiled = None
-                reason = (str(error).strip() or repr(error)).splitlines()[0]
-                log.warning("passes are not compiled: %s: %s", type(error).__name__, reason)
+                log.warning("passes are not compiled: %s", _reason(error))
                 log.debug("why passes are not compiled", exc_info=True)
+
+    def _compile(self, *, anew: bool = False) -> None:
+        self._compiled = None
+        arguments = self._cache_argument, self._keeps_logits, self.features
+        self._compiled = CompiledForward(self._loaded, self._ready(), *arguments, anew=anew)
+        self._check("compiled passes")
+        self._compiled.save()
 
     def warm_up(self, chunk: int) -> PassShape:
         """Run passes of the usual sizes: the first of each size sets up kernels, threads and memory; time some more."""
@@ -235,3 +246,7 @@ class ModelRunner:
     def _refusal(self, reason: str) -> ModelLoadError:
         model = self._loaded.model
         return ModelLoadError(f"{self._loaded.model_id} ({model.config.model_type}) cannot be served: {reason}")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"
