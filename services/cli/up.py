@@ -37,6 +37,9 @@ _LOOK_UP = "PACELINE_DRAFT_NGRAM_FIRST"
     "--draft-model", metavar="MODEL", help="Draft model.  [default: the default target's own, for that target]"
 )
 @click.option("--gamma", type=int, help="Drafts in a round where a request does not say.  [default: what pays]")
+@click.option(
+    "--compile", "compiles", is_flag=True, help="Faster passes: needs a C++ compiler, at first a minute more."
+)
 @click.option("--verbose", is_flag=True, help="Show the services' logs.")
 def up(verbose: bool, **choices: Any) -> None:
     """Run the three services on this machine until Ctrl-C.
@@ -56,6 +59,7 @@ def service_arguments(
     drafter: str | None = None,
     draft_model: str | None = None,
     gamma: int | None = None,
+    compiles: bool = False,
 ) -> tuple[list[str], list[str], list[str]]:
     """Return the arguments of the coordinator, the draft worker and the target worker; None leaves a setting to them.
 
@@ -72,8 +76,11 @@ def service_arguments(
     looks_up = draft_model == "default" and _LOOK_UP not in os.environ
     return (
         [*_flags(listen=listen, default_gamma=gamma), *([] if gamma is None else ["--no-adaptive-gamma"])],
-        _flags(drafter=drafter, model=draft_model, dtype=dtype, ngram_first=3 if looks_up else None),
-        _flags(model=model, dtype=dtype),
+        [
+            *_flags(drafter=drafter, model=draft_model, dtype=dtype, ngram_first=3 if looks_up else None),
+            *(["--compile"] if compiles and drafter == "model" else []),
+        ],
+        [*_flags(model=model, dtype=dtype), *(["--compile"] if compiles else [])],
     )
 
 

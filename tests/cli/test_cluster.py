@@ -132,6 +132,13 @@ def test_settings_reach_the_services(env: Environment) -> None:
     assert address
 
 
+def test_models_are_compiled_where_there_are_some() -> None:
+    _, draft, target = service_arguments(compiles=True)
+    assert draft[-1] == target[-1] == "--compile"
+    _, draft, target = service_arguments(compiles=True, drafter="ngram")
+    assert (draft[-1], target[-1]) == ("ngram", "--compile")
+
+
 def test_a_draft_model_needs_a_drafter_that_has_one() -> None:
     assert service_arguments(draft_model="d", drafter="model")[1] == ["--drafter", "model", "--model", "d"]
     own = service_arguments(draft_model="default")[1]

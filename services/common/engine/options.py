@@ -25,7 +25,7 @@ class EngineOptions:
         kv_cache_memory: Of the pool: "2GiB", or a share of what the device has free such as "25%".
         passes: How large a pass may become.
         admission: How many sessions there may be, and how many may wait.
-        compile: Compile the model's forward, which takes a minute or so.
+        compile: Compile the model's forward, which takes a minute or so, or load what an earlier start compiled.
         prefix_reuse: Copy the keys and values of a beginning that another session has had.
         gather: Let a pass wait for sessions that are about to come back, see `Gathering`.
         feature_layers: After how many layers hidden states are kept for a draft; none keeps nothing.

@@ -135,7 +135,9 @@ class ModelSettings(ServerSettings):
         True,
         description="A pass waits for sessions that are about to come back, where that takes less than one more pass.",
     )
-    compile: bool = Field(False, description="Compile small passes at start: needs a C++ compiler, and a minute or so.")
+    compile: bool = Field(
+        False, description="Compile small passes: needs a C++ compiler, and at the first start a minute or so."
+    )
 
     @model_validator(mode="after")
     def _chunk_fits_in_pass(self) -> Self:
