@@ -23,6 +23,8 @@ from services.distill.states import ready_texts
 from services.distill.training import Score, Trainer, TrainingOptions
 
 _HELD_OUT = 64
+_COOLING = 0.3
+"""Of the time of training: the share in which the learning rate falls."""
 _MEASURE_SHARE = 0.05
 """Of the time of training; a measurement while it goes on is over half of the held-out texts."""
 
@@ -81,10 +83,24 @@ def _train(run: Run, settings: Settings, trainer: Trainer) -> Score:
         words = f"update {trainer.updates}, loss {np.mean(losses or [loss]):.3f}, {speed:.0f} tokens/s, alpha {alphas}"
         run.progress.update("training", run.elapsed, words)
 
-    trainer.run(run.over, report)
+    began = run.elapsed
+    trainer.run(run.over, report, lambda: _pace(run.elapsed, began))
     note(None)
     assert score is not None
     return score
+
+
+def _pace(elapsed: float, began: float) -> float:
+    """Return what the learning rate is multiplied by: it falls to 0 towards the end of each run.
+
+    What learning at the full rate shakes up comes to rest then. A run that goes on begins at the full rate again (the
+    warm-up, stable, decay of Hu et al. 2024, arXiv 2404.06395).
+
+    Args:
+        elapsed: Share of the run's hours.
+        began: The same, where training began.
+    """
+    return min(1.0, max(0.0, 1.0 - elapsed) / (_COOLING * max(1e-9, 1.0 - began)))
 
 
 def _options(run: Run, settings: Settings, loaded: LoadedModel, corpus: Corpus, turns: Turns) -> TrainingOptions:

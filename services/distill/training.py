@@ -93,8 +93,16 @@ class Trainer:
         adam = torch.optim.AdamW(others, lr=rate / 10, betas=(0.9, 0.95), weight_decay=0.0)
         self._optimisers: list[torch.optim.Optimizer] = [muon, adam]
 
-    def run(self, until: Callable[[], bool], report: Callable[[float], None]) -> None:
-        """Learn batch after batch until `until()`; `report(loss)` is called after each."""
+    def run(
+        self, until: Callable[[], bool], report: Callable[[float], None], pace: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        """Learn batch after batch.
+
+        Args:
+            until: Once true, no batch follows.
+            report: Gets each batch's loss.
+            pace: What the learning rate is multiplied by.
+        """
         options = self.options
         order = self._data.shuffled(options.held_out, options.texts, options.seed, self.updates)
         for rows in order:
@@ -102,10 +110,10 @@ class Trainer:
                 return
             started_s = time.perf_counter()
             batch = self._data.batch(rows).to(self._device)
-            warm = min(1.0, (self.updates + 1) / options.warm_up)
+            paced = options.learning_rate * min(1.0, (self.updates + 1) / options.warm_up) * pace()
             for optimiser, rate in zip(self._optimisers, (1.0, 0.1), strict=True):
                 for group in optimiser.param_groups:
-                    group["lr"] = options.learning_rate * rate * warm
+                    group["lr"] = paced * rate
             loss = self._learn(batch)
             self.updates += 1
             self.tokens += int(batch.lengths.sum())

@@ -10,6 +10,7 @@ import torch
 
 from services.common.engine.draft_model import DraftModel
 from services.common.engine.model import LoadedModel
+from services.distill.learning import _pace
 from services.distill.training import Trainer, answer_starts
 from tests.distill.teaching import FEATURES, trainer_of
 
@@ -44,6 +45,17 @@ def test_a_stopped_run_comes_to_the_same_weights(target: LoadedModel, tmp_path: 
         assert torch.equal(value, second.model.state_dict()[name]), name
     for name, value in whole.average.state_dict().items():
         assert torch.equal(value, second.average.state_dict()[name]), name
+
+
+def test_the_learning_rate_falls_to_nothing_at_the_end_of_a_run(target: LoadedModel, tmp_path: Path) -> None:
+    assert [_pace(elapsed, began=0.6) for elapsed in (0.6, 0.88)] == [1.0, 1.0]
+    assert _pace(0.94, began=0.6) == pytest.approx(0.5)
+    assert [_pace(elapsed, began) for elapsed, began in ((1.0, 0.6), (1.01, 0.6), (1.0, 1.0))] == [0.0, 0.0, 0.0]
+    trainer = trainer_of(target, tmp_path, 24)
+    learn(trainer, 2)
+    before = [value.clone() for value in trainer.model.parameters()]
+    trainer.run(lambda: trainer.updates >= 4, lambda _: None, lambda: 0.0)
+    assert all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
 
 
 def test_each_time_through_has_an_order_of_its_own_and_held_out_texts_are_never_in(
