@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.v1 import coordinator_pb2_grpc, worker_pb2
-from tests.faults.conftest import OFFLINE
+from tests.faults.conftest import OFFLINE, STEADY
 from tests.faults.load import STREAMS, as_long_as, back, check_same, lost, name, requests, under_load
 from tests.support.cluster import Reply
 from tests.support.processes import GREEDY, Coordinator, Processes, Service
@@ -46,7 +46,7 @@ class Two:
 @pytest.fixture(scope="module")
 def two(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     draft = ("--drafter", "model", "--model", str(models / "draft"))
-    with Processes(tmp_path_factory.mktemp("logs"), OFFLINE) as run:
+    with Processes(tmp_path_factory.mktemp("logs"), OFFLINE | STEADY) as run:
         targets = [run.target("--model", str(models / "target"), *FLOAT32) for _ in range(2)]
         drafts = [run.draft(*draft, *FLOAT32) for _ in range(2)]
         for worker in (*targets, *drafts):

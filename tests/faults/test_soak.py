@@ -16,7 +16,7 @@ import pytest
 
 from paceline.v1 import coordinator_pb2 as pb
 from paceline.v1 import coordinator_pb2_grpc, worker_pb2
-from tests.faults.conftest import OFFLINE
+from tests.faults.conftest import OFFLINE, STEADY
 from tests.support.processes import GREEDY, Coordinator, Processes, Service
 
 pytestmark = pytest.mark.slow
@@ -30,9 +30,6 @@ MOST_GROWTH_MIB = {"target": 1.5, "draft": 2.0, "coordinator": 1.5}
 # 4,096 tokens of 256 bytes in the target, all of which have soon been written to, so that all is resident early.
 POOL = ("--dtype", "float32", "--kv-cache-memory", "1MiB", "--session-wait-s", "60")
 POOL_TOKENS = 3_900
-# Bounded too, but growing for longer than this takes: an arena a thread, and what torch prepares for products of every
-# new shape and keeps, 1,024 of them, some 150 MiB.
-STEADY = {"MALLOC_ARENA_MAX": "1", "LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 PREFIXES = [f"{word} " * 20 for word in ("Once", "upon", "a", "time", "there")]
 PLAIN = worker_pb2.SamplingParams(temperature=1.0)
 
