@@ -11,8 +11,8 @@ from tests.support.models import make_tiny_llama
 from tests.support.processes import Processes
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-# For who compares memory. Without them it is bounded too, but grows for longer than a test takes: an arena a thread, and
-# what torch prepares for products of every new shape and keeps, 1,024 of them, some 150 MiB.
+# For who compares memory. Without them it is bounded too, but grows for longer than a test takes: an arena a thread,
+# and what torch prepares for products of every new shape and keeps, 1,024 of them, some 150 MiB.
 STEADY = {"MALLOC_ARENA_MAX": "1", "LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 
 
